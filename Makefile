@@ -1,0 +1,39 @@
+# Each target sets up .venv first; the stamp makes the second call free.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: train test test-all check bench setup clean
+
+train: $(STAMP)
+	$(BIN)/simic grow
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+test-all: $(STAMP)
+	$(BIN)/pytest -m "slow or not slow"
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'simic needs Python 3.11 or newer: make PYTHON=python3.11')"
+	$(PYTHON) -m venv --clear $(VENV)
+	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV)
