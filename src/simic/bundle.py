@@ -1,0 +1,122 @@
+"""One file for nested state: tensors as safetensors, the rest as JSON in its header. No pickle, written atomically.
+
+A tree is made of dicts, lists, tuples, numbers, strings, booleans, None, torch tensors and numpy arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = "simic-bundle"
+VERSION = 1
+
+
+class BundleError(ValueError):
+    """A file that cannot be read as a bundle."""
+
+
+def save_bundle(path: str | Path, tree: Any) -> None:
+    """Write `tree` to `path`. A crash at any moment leaves either the old file or the new one."""
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    document = json.dumps(_pack(tree, "", tensors, {}), allow_nan=False)
+    metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(save(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def load_bundle(path: str | Path) -> Any:
+    """Read what `save_bundle` wrote; a damaged or foreign file raises BundleError."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BundleError(f"{path} is not a readable safetensors file ({error}); use another checkpoint") from None
+    if metadata.get("format") != FORMAT:
+        raise BundleError(f"{path} was not written by simic: its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    if metadata.get("version") != str(VERSION):
+        raise BundleError(f"{path} has bundle version {metadata.get('version')}, this simic reads {VERSION}")
+    if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
+        raise BundleError(f"{path} is damaged: its content does not match its checksum; use another checkpoint")
+    return _unpack(json.loads(metadata["tree"]), tensors)
+
+
+def _digest(document: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(document.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _pack(value: Any, where: str, tensors: dict[str, Tensor], seen: dict[tuple, str]) -> Any:
+    """JSON with markers `{"$kind": ...}` for what JSON has not; tensors go to `tensors`, shared ones once."""
+    if isinstance(value, Tensor):
+        identity = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, str(value.device))
+        if value.numel() == 0 or identity not in seen:
+            seen[identity] = where
+            # A copy on the CPU: safetensors refuses tensors that share memory or are not contiguous.
+            tensors[where] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"$tensor": seen[identity]}
+    if isinstance(value, np.ndarray):
+        return {"$numpy": _pack(torch.from_numpy(np.ascontiguousarray(value)), where, tensors, seen)}
+    if isinstance(value, np.generic):
+        return _pack(value.item(), where, tensors, seen)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_pack(item, f"{where}/{index}", tensors, seen) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        packed = [(key, _pack(item, f"{where}/{key}", tensors, seen)) for key, item in value.items()]
+        return dict(packed) if plain else {"$items": [[_pack(k, where, tensors, seen), v] for k, v in packed]}
+    raise TypeError(f"cannot save {where or 'the tree'}: {type(value).__name__} is neither tensor, array nor JSON")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$numpy": tensor}:
+            return _unpack(tensor, tensors).numpy()
+        case {"$float": text}:
+            return float(text)
+        case {"$tuple": items}:
+            return tuple(_unpack(item, tensors) for item in items)
+        case {"$items": pairs}:
+            return {_unpack(key, tensors): _unpack(item, tensors) for key, item in pairs}
+    return {key: _unpack(item, tensors) for key, item in value.items()}

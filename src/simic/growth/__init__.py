@@ -1,0 +1,1 @@
+"""Networks that grow: slots, seeds, blueprints, incubation, export. No decisions are taken here."""

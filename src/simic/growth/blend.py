@@ -1,0 +1,39 @@
+"""How a seed's voice joins the host's: blend operators and gradient isolation, as pure tensor functions.
+
+h is the host's activation in the slot, `branch` what the seed adds to it: the seed as a whole is s = h + branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def blend_add(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+    """h + alpha (s - h)."""
+    return torch.add(h, branch, alpha=alpha)
+
+
+def blend_multiply(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+    """h (1 + alpha tanh(s - h)): a bad seed can damp the host or double it, but not flip its sign."""
+    return torch.addcmul(h, h, torch.tanh(branch), value=alpha)
+
+
+def blend_gate(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+    """h + alpha g (s - h), where g in (0, 1) is the seed's learned gate for this sample or position."""
+    assert gate is not None, "the gate operator needs a gate"
+    return torch.addcmul(h, gate, branch, value=alpha)
+
+
+OPERATORS: dict[str, Callable[[Tensor, Tensor, float, Tensor | None], Tensor]] = {
+    "add": blend_add,
+    "multiply": blend_multiply,
+    "gate": blend_gate,
+}
+
+
+def straight_through(h: Tensor, branch: Tensor) -> Tensor:
+    """The host's value exactly, with the gradient of h + branch: the seed hears a loss that it does not change."""
+    return h + (branch - branch.detach())

@@ -1,0 +1,310 @@
+"""Recipes for seeds: a blueprint builds the branch f of a seed that computes x + f(x), born with f = 0.
+
+Shapes: conv (N, C, *space), features (N, C), sequence (N, L, C). Every branch keeps the shape it is given.
+Sequence blueprints never look ahead, so that they fit causal models too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TOPOLOGIES = ("conv", "features", "sequence")
+_CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """What a blueprint needs to know of its slot."""
+
+    topology: str
+    features: int
+    """Channels (conv) or the size of the last dimension (features, sequence)."""
+    dims: int = 0
+    """Spatial dimensions of a conv slot."""
+
+    @property
+    def feature_dim(self) -> int:
+        """Which dimension of an activation holds the features."""
+        return 1 if self.topology == "conv" else -1
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of an activation, the batch included."""
+        return {"features": 2, "sequence": 3, "conv": 2 + self.dims}[self.topology]
+
+    def __str__(self) -> str:
+        spatial = f" {self.dims}-D" if self.topology == "conv" else ""
+        return f"{self.topology}{spatial}, {self.features} features"
+
+
+Layer = TypeVar("Layer", bound=nn.Module)
+Builder = Callable[[SlotShape], nn.Module]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A named recipe and the topologies it fits."""
+
+    name: str
+    topologies: tuple[str, ...]
+    build: Builder
+
+
+BLUEPRINTS: dict[str, Blueprint] = {}
+
+
+def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builder], Builder]:
+    """Register a function that builds a branch from a SlotShape; its last layer must be zero at birth."""
+    topologies = (topology,) if isinstance(topology, str) else topology
+    for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
+        raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
+    if name in BLUEPRINTS:
+        raise ValueError(f"a blueprint named {name!r} exists already; choose another name")
+
+    def register(build: Builder) -> Builder:
+        BLUEPRINTS[name] = Blueprint(name, topologies, build)
+        return build
+
+    return register
+
+
+def get_blueprint(name: str) -> Blueprint:
+    """The blueprint of that name; an unknown one raises with close matches."""
+    if name not in BLUEPRINTS:
+        close = difflib.get_close_matches(name, BLUEPRINTS, n=3) or sorted(BLUEPRINTS)
+        raise ValueError(f"no blueprint is named {name!r}; did you mean {', '.join(close)}?")
+    return BLUEPRINTS[name]
+
+
+def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
+    """Names of the blueprints that fit any of these topologies, in order of registration."""
+    return tuple(name for name, entry in BLUEPRINTS.items() if topologies & set(entry.topologies))
+
+
+def count_parameters(name: str, shape: SlotShape) -> int:
+    """Parameters of a seed of this blueprint, without gate."""
+    return _count(get_blueprint(name), shape)
+
+
+@lru_cache(maxsize=4096)
+def _count(entry: Blueprint, shape: SlotShape) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in entry.build(shape).parameters())
+
+
+def zeroed(layer: Layer) -> Layer:
+    """The layer with all its parameters at zero: as the last of a branch it makes the seed an identity."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+class Gate(nn.Module):
+    """How open a seed is: one value in (0, 1) per sample, or per position of a sequence."""
+
+    def __init__(self, shape: SlotShape) -> None:
+        super().__init__()
+        self.spatial_dims = tuple(range(2, shape.rank)) if shape.topology == "conv" else ()
+        self.linear = zeroed(nn.Linear(shape.features, 1))
+        nn.init.constant_(self.linear.bias, 2.0)  # starts at 0.88: open, yet with a gradient to close
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = x.mean(self.spatial_dims) if self.spatial_dims else x
+        openness = torch.sigmoid(self.linear(pooled))
+        for _ in self.spatial_dims:
+            openness = openness.unsqueeze(-1)
+        return openness
+
+
+class Scale(nn.Module):
+    """Multiplies by one learned number, zero at birth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class SqueezeExcite(nn.Module):
+    """Rescales each channel by what the whole picture says (Hu et al. 2018)."""
+
+    def __init__(self, shape: SlotShape) -> None:
+        super().__init__()
+        hidden = max(2, shape.features // 4)
+        self.spatial_dims = tuple(range(2, shape.rank))
+        self.squeeze = nn.Linear(shape.features, hidden)
+        self.excite = zeroed(nn.Linear(hidden, shape.features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = torch.tanh(self.excite(F.relu(self.squeeze(x.mean(self.spatial_dims)))))
+        for _ in self.spatial_dims:
+            factor = factor.unsqueeze(-1)
+        return x * factor
+
+
+class GatedLinear(nn.Module):
+    """Gated linear unit: value times a sigmoid gate, then back (Dauphin et al. 2017)."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(features, hidden)
+        self.gate = nn.Linear(features, hidden)
+        self.out = zeroed(nn.Linear(hidden, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.value(x) * torch.sigmoid(self.gate(x)))
+
+
+class CausalConvolution(nn.Module):
+    """Mixes each position with the three before it, channel by channel, then across channels."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(features)
+        self.mix = nn.Conv1d(features, features, 4, groups=features)
+        self.out = zeroed(nn.Linear(features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = F.pad(self.norm(x).transpose(1, 2), (3, 0))
+        return self.out(F.gelu(self.mix(past).transpose(1, 2)))
+
+
+class CausalAttention(nn.Module):
+    """Multi-head self-attention over the past (Vaswani et al. 2017)."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.heads = math.gcd(features, 4)
+        self.head_size = features // self.heads
+        self.norm = nn.LayerNorm(features)
+        self.qkv = nn.Linear(features, 3 * features)
+        self.out = zeroed(nn.Linear(features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, self.head_size)).transpose(1, 3)
+        q, k, v = qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2)  # each (N, heads, L, head size)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+@blueprint("norm", topology=TOPOLOGIES)
+def norm(shape: SlotShape) -> nn.Module:
+    """A normalisation with a learned voice: 2C + 1 parameters."""
+    layer = nn.GroupNorm(1, shape.features) if shape.topology == "conv" else nn.LayerNorm(shape.features)
+    return nn.Sequential(layer, Scale())
+
+
+@blueprint("low_rank", topology=TOPOLOGIES)
+def low_rank(shape: SlotShape) -> nn.Module:
+    """A linear map of rank C/8 (Hu et al. 2021)."""
+    rank = max(1, shape.features // 8)
+    if shape.topology == "conv":
+        conv = _CONV[shape.dims]
+        return nn.Sequential(conv(shape.features, rank, 1, bias=False), zeroed(conv(rank, shape.features, 1)))
+    return nn.Sequential(nn.Linear(shape.features, rank, bias=False), zeroed(nn.Linear(rank, shape.features)))
+
+
+def _mlp(shape: SlotShape, hidden: int) -> nn.Module:
+    # Sequence models carry an unnormalised residual stream; feature hosts may be too narrow to lose a mean.
+    first = [nn.LayerNorm(shape.features)] if shape.topology == "sequence" else []
+    layers = [nn.Linear(shape.features, hidden), nn.GELU(), zeroed(nn.Linear(hidden, shape.features))]
+    return nn.Sequential(*first, *layers)
+
+
+@blueprint("mlp_small", topology=("features", "sequence"))
+def mlp_small(shape: SlotShape) -> nn.Module:
+    """A bottleneck of half the features, at least 4."""
+    return _mlp(shape, max(4, shape.features // 2))
+
+
+@blueprint("mlp", topology=("features", "sequence"))
+def mlp(shape: SlotShape) -> nn.Module:
+    """A hidden layer as wide as the slot, at least 16."""
+    return _mlp(shape, max(16, shape.features))
+
+
+@blueprint("mlp_large", topology=("features", "sequence"))
+def mlp_large(shape: SlotShape) -> nn.Module:
+    """A hidden layer four times as wide as the slot, at least 64."""
+    return _mlp(shape, max(64, 4 * shape.features))
+
+
+@blueprint("glu", topology=("features", "sequence"))
+def glu(shape: SlotShape) -> nn.Module:
+    """A gated hidden layer as wide as the slot, at least 16."""
+    return GatedLinear(shape.features, max(16, shape.features))
+
+
+@blueprint("causal_conv", topology="sequence")
+def causal_conv(shape: SlotShape) -> nn.Module:
+    """Local mixing over four positions."""
+    return CausalConvolution(shape.features)
+
+
+@blueprint("attention", topology="sequence")
+def attention(shape: SlotShape) -> nn.Module:
+    """Global mixing over the past."""
+    return CausalAttention(shape.features)
+
+
+@blueprint("squeeze_excite", topology="conv")
+def squeeze_excite(shape: SlotShape) -> nn.Module:
+    """Channel attention."""
+    return SqueezeExcite(shape)
+
+
+@blueprint("pointwise", topology="conv")
+def pointwise(shape: SlotShape) -> nn.Module:
+    """Two 1x1 convolutions: mixes channels, looks at no neighbour."""
+    conv, c = _CONV[shape.dims], shape.features
+    return nn.Sequential(conv(c, 2 * c, 1), nn.ReLU(), zeroed(conv(2 * c, c, 1)))
+
+
+@blueprint("depthwise", topology="conv")
+def depthwise(shape: SlotShape) -> nn.Module:
+    """A separable 3x3 convolution."""
+    conv, c = _CONV[shape.dims], shape.features
+    return nn.Sequential(
+        conv(c, c, 3, padding=1, groups=c, bias=False), nn.GroupNorm(1, c), nn.ReLU(), zeroed(conv(c, c, 1))
+    )
+
+
+@blueprint("bottleneck", topology="conv")
+def bottleneck(shape: SlotShape) -> nn.Module:
+    """A 3x3 convolution between two 1x1 ones, at half the channels (He et al. 2016)."""
+    conv, c = _CONV[shape.dims], shape.features
+    inner = max(2, c // 2)
+    return nn.Sequential(
+        *(conv(c, inner, 1, bias=False), nn.GroupNorm(1, inner), nn.ReLU()),
+        *(conv(inner, inner, 3, padding=1, bias=False), nn.GroupNorm(1, inner), nn.ReLU()),
+        zeroed(conv(inner, c, 1)),
+    )
+
+
+@blueprint("conv", topology="conv")
+def conv(shape: SlotShape) -> nn.Module:
+    """One 3x3 convolution."""
+    return nn.Sequential(
+        nn.GroupNorm(1, shape.features),
+        nn.ReLU(),
+        zeroed(_CONV[shape.dims](shape.features, shape.features, 3, padding=1)),
+    )
+
+
+@blueprint("conv_double", topology="conv")
+def conv_double(shape: SlotShape) -> nn.Module:
+    """Two 3x3 convolutions, as in a residual block."""
+    conv, c = _CONV[shape.dims], shape.features
+    return nn.Sequential(
+        conv(c, c, 3, padding=1, bias=False), nn.GroupNorm(1, c), nn.ReLU(), zeroed(conv(c, c, 3, padding=1))
+    )

@@ -1,0 +1,134 @@
+"""A grown model as a plain nn.Module, made of torch alone: it saves, exports and runs where simic is not installed."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from simic.growth.incubation import evaluating, undisturbed
+from simic.growth.seed import Seed
+from simic.growth.sites import Site, call
+from simic.lifecycle import Stage
+
+if TYPE_CHECKING:
+    from simic.growth.model import GrowableModel
+
+
+def export_plain(model: GrowableModel) -> nn.Module:
+    """A copy of the host in which each fossil belongs to its submodule, in evaluation mode and checked numerically.
+
+    A fossil behind a Sequential becomes its last layer; behind any other submodule it becomes a child that a forward
+    hook applies, so that the submodule keeps its class, its signature and its parameter names.
+    """
+    twin = copy.deepcopy(model)
+    seeds = {site: twin.seed(site.name) for site in twin.sites}
+    for site, seed in seeds.items():
+        if seed is not None:
+            twin._detach(site)
+    plain = twin.host.eval()
+    for index, (site, seed) in enumerate(seeds.items()):
+        if seed is not None and model.life.stage[0, index] == Stage.FOSSILIZED:
+            _graft(plain.get_submodule(site.name), site, seed)
+    _verify(model, plain)
+    return plain
+
+
+def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:
+    if type(submodule).forward is nn.Sequential.forward:
+        assert isinstance(submodule, nn.Sequential)
+        submodule.append(_plain_layer(seed))
+        return
+    name = "grown"
+    while hasattr(submodule, name):
+        name += "_"
+    layer = _plain_hook(seed, site.container)
+    submodule.add_module(name, layer)
+    submodule.register_forward_hook(layer)
+
+
+def _plain_layer(seed: Seed) -> fx.GraphModule:
+    """x -> the blended activation."""
+    graph = fx.Graph()
+    graph.output(_blend(graph, graph.placeholder("x"), seed))
+    return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+
+
+def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
+    """(module, args, output) -> the output with its first tensor blended; the form of a forward hook."""
+    graph = fx.Graph()
+    graph.placeholder("module")
+    graph.placeholder("args")
+    output = graph.placeholder("output")
+    if container == "tensor":
+        graph.output(_blend(graph, output, seed))
+        return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+    blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed)
+    rest = graph.call_function(operator.getitem, (output, slice(1, None)))
+    if container in ("tuple", "list"):
+        first = (blended,) if container == "tuple" else [blended]
+        graph.output(graph.call_function(operator.add, (first, rest)))
+    else:
+        graph.erase_node(rest)
+        graph.output(graph.call_method("_replace", (output,), {container: blended}))
+    return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+
+
+def _blend(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
+    branch = graph.call_module("branch", (h,))
+    if seed.operator == "add":
+        return graph.call_function(torch.add, (h, branch), {"alpha": seed.alpha})
+    if seed.operator == "multiply":
+        factor = graph.call_function(torch.tanh, (branch,))
+        return graph.call_function(torch.addcmul, (h, h, factor), {"value": seed.alpha})
+    gate = graph.call_module("gate", (h,))
+    return graph.call_function(torch.addcmul, (h, gate, branch), {"value": seed.alpha})
+
+
+def _parts(seed: Seed) -> dict[str, Any]:
+    parts = {"branch": _without_simic(seed.branch)}
+    return parts if seed.gate is None else parts | {"gate": _without_simic(seed.gate)}
+
+
+def _without_simic(module: nn.Module) -> nn.Module:
+    """The same computation without a class of ours: traced into torch's own modules where there is one."""
+    if not any(type(part).__module__.partition(".")[0] == "simic" for part in module.modules()):
+        return module
+    traced = fx.symbolic_trace(module)
+    for node in traced.graph.nodes:
+        node.type = None  # annotations are strings here, which a saved graph cannot name
+    traced.recompile()
+    return traced
+
+
+def _verify(model: GrowableModel, plain: nn.Module) -> None:
+    with ExitStack() as stack:
+        for context in (undisturbed(model), evaluating(model), undisturbed(plain), evaluating(plain)):
+            stack.enter_context(context)
+        for index in (model.life.live[0]).nonzero()[0]:
+            stack.enter_context(model.switched_off(model.slot_names[index]))
+        expected, got = (
+            list(_tensors(call(model, model.example_input))),
+            list(_tensors(call(plain, model.example_input))),
+        )
+    same = len(expected) == len(got) and all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in zip(expected, got, strict=True)
+    )
+    if not same:
+        raise RuntimeError(
+            "the exported model does not compute what the grown one does; a slot's submodule may run its children in "
+            "a way of its own: choose another slot or a submodule around it"
+        )
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (Mapping, tuple, list)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)

@@ -1,0 +1,42 @@
+"""A seed: the module that grows in a slot, and how loudly it speaks."""
+
+from __future__ import annotations
+
+from torch import Tensor, is_grad_enabled, nn
+
+from simic.growth.blend import OPERATORS, straight_through
+from simic.growth.blueprints import Gate, SlotShape
+
+
+class Seed(nn.Module):
+    """The branch of a blueprint with its operator, alpha and, for the gate operator, its gate."""
+
+    def __init__(self, blueprint: str, branch: nn.Module, shape: SlotShape) -> None:
+        super().__init__()
+        self.blueprint = blueprint
+        self.shape = shape
+        self.branch = branch
+        self.gate: Gate | None = None
+        self.operator = "add"
+        self.alpha = 0.0
+        self.override: float | None = None
+        """While set, the seed speaks with this alpha: 0 switches it off, its target switches it in."""
+        self.straight_through = False
+        """Whether a seed at alpha 0 receives the gradient of a host that does not hear it."""
+
+    def set_operator(self, operator: str) -> None:
+        """Choose how the seed is blended; the gate operator owns a gate, the others have none."""
+        self.operator = operator
+        if operator != "gate":
+            self.gate = None
+        elif self.gate is None:
+            reference = next(self.branch.parameters())
+            self.gate = Gate(self.shape).to(reference.device, reference.dtype)
+
+    def forward(self, h: Tensor) -> Tensor:
+        alpha = self.alpha if self.override is None else self.override
+        if alpha == 0:
+            learns = self.straight_through and self.override is None and is_grad_enabled()
+            return straight_through(h, self.branch(h.detach())) if learns else h
+        gate = self.gate(h) if self.gate is not None else None
+        return OPERATORS[self.operator](h, self.branch(h), alpha, gate)
