@@ -1,0 +1,63 @@
+"""simic: neural networks that grow, and controllers that decide how.
+
+Names are loaded on first use, so that the command line answers without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simic.actions import Action as Action
+    from simic.actions import Op as Op
+    from simic.bundle import load_bundle as load_bundle
+    from simic.bundle import save_bundle as save_bundle
+    from simic.control.baselines import RandomController as RandomController
+    from simic.control.baselines import ScheduleController as ScheduleController
+    from simic.control.baselines import WaitController as WaitController
+    from simic.control.facts import Facts as Facts
+    from simic.control.heuristic import HeuristicConfig as HeuristicConfig
+    from simic.control.heuristic import HeuristicController as HeuristicController
+    from simic.control.scheduler import GrowthScheduler as GrowthScheduler
+    from simic.growth.blueprints import SlotShape as SlotShape
+    from simic.growth.blueprints import blueprint as blueprint
+    from simic.growth.blueprints import zeroed as zeroed
+    from simic.growth.model import GrowableModel as GrowableModel
+    from simic.lifecycle import IllegalActionError as IllegalActionError
+    from simic.lifecycle import LifecycleConfig as LifecycleConfig
+    from simic.lifecycle import Stage as Stage
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Action": "actions",
+    "Facts": "control.facts",
+    "GrowableModel": "growth.model",
+    "GrowthScheduler": "control.scheduler",
+    "HeuristicConfig": "control.heuristic",
+    "HeuristicController": "control.heuristic",
+    "IllegalActionError": "lifecycle",
+    "LifecycleConfig": "lifecycle",
+    "Op": "actions",
+    "RandomController": "control.baselines",
+    "ScheduleController": "control.baselines",
+    "SlotShape": "growth.blueprints",
+    "Stage": "lifecycle",
+    "WaitController": "control.baselines",
+    "blueprint": "growth.blueprints",
+    "load_bundle": "bundle",
+    "save_bundle": "bundle",
+    "zeroed": "growth.blueprints",
+}
+__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'simic' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"simic.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

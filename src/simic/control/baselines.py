@@ -1,0 +1,100 @@
+"""Controllers that do not look: wait for ever, act at random, follow a schedule. And the interface they all share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from simic.actions import HEAD_VALUES, HEADS, Action, Op
+from simic.control.facts import Facts
+from simic.control.legality import legal_masks
+
+
+class Controller(Protocol):
+    """Who decides: called once per decision with the facts, answers one action row per host (N, H)."""
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """One row of head indices for every host; see `simic.actions`."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the controller remembers, as JSON values and arrays."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what `state_dict` said."""
+        ...
+
+
+class WaitController:
+    """Never grows anything."""
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """Wait, for every host."""
+        return np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is remembered."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to remember."""
+
+
+class RandomController:
+    """Draws a legal operation, then a legal slot and blueprint, then the other heads, each uniformly."""
+
+    def __init__(self, rng_seed: int = 0) -> None:
+        self._rng = np.random.default_rng(rng_seed)
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """A random legal action for every host."""
+        masks = legal_masks(facts)
+        hosts = np.arange(facts.num_hosts)
+        actions = np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64)
+        actions[:, 0] = self._draw(masks.op)
+        actions[:, 1] = self._draw(masks.slot[hosts, actions[:, 0]])
+        actions[:, 2] = self._draw(masks.blueprint[actions[:, 1]])
+        for position, head in enumerate(HEADS[3:], start=3):
+            actions[:, position] = self._rng.integers(len(HEAD_VALUES[head]), size=facts.num_hosts)
+        actions[actions[:, 0] == Op.WAIT] = 0
+        return actions
+
+    def _draw(self, mask: np.ndarray) -> np.ndarray:
+        return np.where(mask, self._rng.random(mask.shape), -1.0).argmax(-1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the random stream stands."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._rng.bit_generator.state = state["rng"]
+
+
+class ScheduleController:
+    """Plays a fixed list: the action at position t is taken at decision t, afterwards it waits.
+
+    A mapping {decision: action} waits in between. Every host gets the same; an illegal action raises when it is due.
+    """
+
+    def __init__(self, schedule: Sequence[Action] | Mapping[int, Action]) -> None:
+        self.schedule = dict(schedule) if isinstance(schedule, Mapping) else dict(enumerate(schedule))
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """The action that is due, for every host."""
+        wait = Action()
+        rows = [
+            self.schedule.get(int(decision), wait).encode(facts.slot_names, facts.blueprint_names)
+            for decision in facts.decision
+        ]
+        return np.stack(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is remembered: time is in the facts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to remember."""

@@ -1,0 +1,45 @@
+"""What is known about N hosts and their slots when a decision is due: one record of arrays.
+
+Shapes: N hosts, S slots, B blueprints, K host epochs of history (the newest last).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simic.lifecycle import LifecycleConfig
+from simic.slots import Slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything a controller may look at. Measurements that were not made are NaN."""
+
+    slots: Slots
+    lifecycle: LifecycleConfig
+    slot_names: tuple[str, ...]
+    blueprint_names: tuple[str, ...]
+    blueprint_parameters: np.ndarray
+    """Parameters of each blueprint in each slot (S, B); -1 where it does not fit."""
+    host_parameters: np.ndarray
+    """Parameters of each host without seeds (N,)."""
+    seed_parameters: np.ndarray
+    """Parameters of each slot's seed, gates included (N, S)."""
+    decision: np.ndarray
+    """Decisions taken before this one (N,)."""
+    val_loss: np.ndarray
+    """Validation loss after each of the last host epochs (N, K)."""
+    val_accuracy: np.ndarray
+    """Validation accuracy likewise; NaN where the task has none (N, K)."""
+
+    @property
+    def num_hosts(self) -> int:
+        """N."""
+        return self.slots.stage.shape[0]
+
+    @property
+    def metric(self) -> np.ndarray:
+        """The metric of contributions, higher is better: accuracy where there is one, else minus the loss (N, K)."""
+        return np.where(np.isnan(self.val_accuracy), -self.val_loss, self.val_accuracy)

@@ -1,0 +1,309 @@
+"""GrowthScheduler: growth as one object beside the optimizer, used like a learning-rate scheduler."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from simic.actions import Action
+from simic.bundle import load_bundle, save_bundle
+from simic.control.baselines import Controller, RandomController, WaitController
+from simic.control.facts import Facts
+from simic.control.heuristic import HeuristicController
+from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
+from simic.growth.incubation import evaluating, undisturbed
+from simic.growth.model import GrowableModel
+from simic.lifecycle import Stage
+
+VERSION = 1
+HISTORY = 16
+"""Host epochs of validation figures that a controller sees."""
+
+_CONTROLLERS: dict[str, Callable[[int], Controller]] = {
+    "heuristic": lambda rng_seed: HeuristicController(),
+    "random": RandomController,
+    "wait": lambda rng_seed: WaitController(),
+}
+Evaluate = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageChange:
+    """A slot that moved from one stage to another."""
+
+    slot: str
+    blueprint: str
+    old: Stage
+    new: Stage
+    contribution: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What one `step` saw and did."""
+
+    index: int
+    val_loss: float
+    val_accuracy: float
+    action: Action
+    changes: tuple[StageChange, ...]
+
+
+class GrowthScheduler:
+    """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
+
+    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
+    With it, contributions are measured by switching seeds off; without it no seed can be fossilized.
+    """
+
+    def __init__(
+        self,
+        model: GrowableModel,
+        optimizer: Optimizer,
+        controller: str | Controller = "heuristic",
+        lr_schedulers: Sequence[LRScheduler] = (),
+        *,
+        evaluate: Evaluate | None = None,
+        rng_seed: int = 0,
+    ) -> None:
+        if isinstance(controller, str):
+            if controller not in _CONTROLLERS:
+                raise ValueError(
+                    f"controller must be one of {', '.join(_CONTROLLERS)} or an object, got {controller!r}"
+                )
+            controller = _CONTROLLERS[controller](rng_seed)
+        if evaluate is None and not isinstance(controller, WaitController):
+            warnings.warn(
+                "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=2
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.controller = controller
+        self.lr_schedulers = tuple(lr_schedulers)
+        self.decisions: list[Decision] = []
+        self._evaluate = evaluate
+        self._groups = ParameterGroups(model, optimizer, self.lr_schedulers)
+        self._next_index = 0
+        self._history: dict[str, list[float]] = {"val_loss": [], "val_accuracy": []}
+        self._gradients = _GradientMeter(model)
+        optimizer.register_step_pre_hook(self._gradients.observe)
+
+    def loss(self, closure: Callable[[], Tensor]) -> Tensor:
+        """The loss of `closure`, computed so that seeds in training learn too; `shadow` incubation needs it."""
+        return self.model.loss(closure)
+
+    def step(self, *, val_loss: float | None = None, val_accuracy: float | None = None) -> Decision:
+        """Call once per host epoch, after validation. Figures that are not given come from `evaluate`."""
+        figures = self._figures(val_loss, val_accuracy)
+        self._gradients.report(self.model)
+        self._measure_contributions()
+        before, earlier = self.model.life.copy(), self._history
+        self._history = {name: [*self._history[name], value][-HISTORY:] for name, value in figures.items()}
+        try:
+            row = np.asarray(self.controller.act(self.facts()))[0]
+            self.model.execute(row)
+        except Exception:
+            self._history = earlier
+            raise
+        self.model.tick()
+        self._groups.sync()
+        decision = Decision(
+            index=self._next_index,
+            action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
+            changes=self._changes(before),
+            **figures,
+        )
+        self.decisions.append(decision)
+        self._next_index += 1
+        return decision
+
+    def facts(self) -> Facts:
+        """What the controller sees now."""
+        model = self.model
+        history = {
+            name: np.array([[math.nan] * (HISTORY - len(values)) + values]) for name, values in self._history.items()
+        }
+        return Facts(
+            slots=model.life.copy(),
+            lifecycle=model.lifecycle,
+            slot_names=model.slot_names,
+            blueprint_names=model.blueprint_names,
+            blueprint_parameters=model.blueprint_table(),
+            host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
+            seed_parameters=np.array([[report.parameters for report in model.growth()]]),
+            decision=np.array([self._next_index]),
+            **history,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the scheduler itself remembers; model, optimizer and learning-rate schedulers have their own."""
+        return {
+            "version": VERSION,
+            "next_index": self._next_index,
+            "history": self._history,
+            "controller": type(self.controller).__name__,
+            "controller_state": self.controller.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
+        self._check_state(state)
+        self._groups.sync()
+        self._next_index = state["next_index"]
+        self._history = {name: list(values) for name, values in state["history"].items()}
+        self.controller.load_state_dict(state["controller_state"])
+
+    def save(self, path: str | Path) -> None:
+        """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
+        tree = {
+            "kind": "growth",
+            "model": dict(self.model.state_dict()),
+            "optimizer_class": type(self.optimizer).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "lr_scheduler_classes": [type(scheduler).__name__ for scheduler in self.lr_schedulers],
+            "lr_schedulers": [scheduler.state_dict() for scheduler in self.lr_schedulers],
+            "growth": self.state_dict(),
+        }
+        save_bundle(path, tree)
+
+    def load(self, path: str | Path) -> None:
+        """Restore what `save` wrote: first the topology, then weights and optimizer. A refusal changes nothing."""
+        tree = load_bundle(path)
+        if not isinstance(tree, dict) or tree.get("kind") != "growth":
+            raise ValueError(f"{path} does not hold a growing model")
+        self._check_state(tree["growth"])
+        here = {
+            "optimizer_class": type(self.optimizer).__name__,
+            "lr_scheduler_classes": [type(scheduler).__name__ for scheduler in self.lr_schedulers],
+        }
+        for name, value in here.items():
+            if tree[name] != value:
+                raise ValueError(f"the checkpoint's {name} is {tree[name]}, here it is {value}")
+        saved = tree["optimizer"]["param_groups"]
+        sizes = [len(group["params"]) for group in saved if SLOT_KEY not in group]
+        own = [len(group["params"]) for group in self.optimizer.param_groups if SLOT_KEY not in group]
+        if sizes != own:
+            raise ValueError(f"the checkpoint's optimizer has groups of {sizes} host parameters, this one of {own}")
+        self.model.load_state_dict(tree["model"])
+        self.load_state_dict(tree["growth"])
+        self._groups.rebuild([group[SLOT_KEY] for group in saved if SLOT_KEY in group])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        for scheduler, state in zip(self.lr_schedulers, tree["lr_schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        if state.get("version") != VERSION:
+            raise ValueError(
+                f"the saved scheduler has format version {state.get('version')}, this simic reads {VERSION}"
+            )
+        if state["controller"] != type(self.controller).__name__:
+            raise ValueError(
+                f"the checkpoint was written with a {state['controller']}, this scheduler has a "
+                f"{type(self.controller).__name__}; build it with the same controller"
+            )
+
+    def _figures(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
+        if val_loss is None and val_accuracy is None:
+            if self._evaluate is None:
+                raise ValueError(
+                    "step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=..."
+                )
+            with undisturbed(self.model), evaluating(self.model):
+                return self._checked(self._evaluate())
+        return self._checked({"val_loss": val_loss, "val_accuracy": val_accuracy})
+
+    def _checked(self, figures: Mapping[str, float | None]) -> dict[str, float]:
+        if not isinstance(figures, Mapping) or not {"val_loss", "val_accuracy"} & set(figures):
+            raise ValueError(f'evaluate must return {{"val_loss": ..., "val_accuracy": ...}}, got {figures!r}')
+        checked = {}
+        for name in ("val_loss", "val_accuracy"):
+            value = figures.get(name)
+            checked[name] = math.nan if value is None else float(value)
+            if value is not None and not math.isfinite(checked[name]):
+                raise ValueError(f"{name} must be finite, got {checked[name]}: the host diverged; restore a checkpoint")
+        if math.isnan(checked["val_loss"]):  # only an accuracy is known: the error rate stands in for the loss
+            checked["val_loss"] = -checked["val_accuracy"]
+        return checked
+
+    def _metric(self) -> float:
+        assert self._evaluate is not None
+        figures = self._checked(self._evaluate())
+        return -figures["val_loss"] if math.isnan(figures["val_accuracy"]) else figures["val_accuracy"]
+
+    def _measure_contributions(self) -> None:
+        """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give."""
+        life = self.model.life
+        speaking = life.live[0] & (life.alpha[0] > 0)
+        training = life.stage[0] == Stage.TRAINING
+        if self._evaluate is None or not (speaking | training).any():
+            return
+        with undisturbed(self.model), evaluating(self.model):
+            now = self._metric()
+            for index in np.flatnonzero(speaking | training):
+                slot = self.model.slot_names[index]
+                if speaking[index]:
+                    with self.model.switched_off(slot):
+                        life.contribution[0, index] = now - self._metric()
+                else:
+                    with self.model.switched_in(slot):
+                        life.contribution[0, index] = self._metric() - now
+                life.counterfactual[0, index] = not speaking[index]
+                life.contribution_age[0, index] = 0
+
+    def _changes(self, before: Any) -> tuple[StageChange, ...]:
+        after = self.model.life
+        return tuple(
+            StageChange(
+                slot=self.model.slot_names[index],
+                blueprint=self.model.blueprint_names[max(before.blueprint[0, index], after.blueprint[0, index])],
+                old=Stage(before.stage[0, index]),
+                new=Stage(after.stage[0, index]),
+                contribution=float(before.contribution[0, index]),
+            )
+            for index in np.flatnonzero(before.stage[0] != after.stage[0])
+            if before.blueprint[0, index] >= 0 or after.blueprint[0, index] >= 0
+        )
+
+
+class _GradientMeter:
+    """Mean gradient norm of every live seed over the optimizer steps of a host epoch, without waiting for a device."""
+
+    def __init__(self, model: GrowableModel) -> None:
+        self._model = model
+        self._sums: dict[int, Tensor] = {}
+        self._counts: dict[int, int] = {}
+        self._steps = 0
+
+    def observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Called before every optimizer step."""
+        self._steps += 1
+        for index in np.flatnonzero(self._model.life.live[0]).tolist():
+            seed = self._model.seed(index)
+            gradients = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
+            if gradients:
+                norm = torch.nn.utils.get_total_norm(gradients)
+                self._sums[index] = self._sums.get(index, torch.zeros_like(norm)) + norm
+                self._counts[index] = self._counts.get(index, 0) + 1
+
+    def report(self, model: GrowableModel) -> None:
+        """Write the means into the model's slots and start afresh."""
+        for index in np.flatnonzero(model.life.live[0]).tolist():
+            count = self._counts.get(index, 0)
+            in_training = model.life.stage[0, index] == Stage.TRAINING
+            if in_training and self._steps and not count and model.lifecycle.incubation == "shadow":
+                raise RuntimeError(
+                    f"the seed in slot {model.slot_names[index]!r} received no gradient: with shadow incubation "
+                    "compute the loss as loss = scheduler.loss(lambda: criterion(model(x), y))"
+                )
+            model.life.gradient_norm[0, index] = float(self._sums[index]) / count if count else math.nan
+        self._sums, self._counts, self._steps = {}, {}, 0
