@@ -1,0 +1,159 @@
+"""Data sets as resident tensors, split in three: train (gradient), validation (controller), test (evaluation only).
+
+Every split is drawn with the constant SPLIT_RNG_SEED, so a data set is the same in every process. Loaders are cached
+and their tensors shared: read them, never write into them.
+"""
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simic.tasks import mnist1d
+
+Samples = tuple[NDArray, NDArray]
+"""Inputs and labels."""
+SPLIT_RNG_SEED = 20
+"""Decides which sample belongs to which split."""
+MNIST1D_RNG_SEED = 1
+"""Decides the samples of mnist1d."""
+SHUFFLE_RNG_SEED = 2
+"""Decides the one permutation of the points of shuffled mnist1d."""
+FASHION_DIR = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist installs its files."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Data:
+    """Inputs and labels of the three splits."""
+
+    train_x: Tensor
+    train_y: Tensor
+    validation_x: Tensor
+    validation_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    num_classes: int
+    """Labels are 0 to num_classes - 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            x, y = self.split(name)
+            if len(x) != len(y) or len(x) == 0:
+                raise ValueError(
+                    f"{name} needs at least one input and a label for each, got {len(x)} inputs and {len(y)} labels"
+                )
+            if y.min() < 0 or y.max() >= self.num_classes:
+                raise ValueError(
+                    f"{name} labels must lie in 0..{self.num_classes - 1}, got {int(y.min())}..{int(y.max())}: "
+                    "raise num_classes or mend the labels"
+                )
+
+    def split(self, name: str) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of "train", "validation" or "test"."""
+        splits = {
+            "train": (self.train_x, self.train_y),
+            "validation": (self.validation_x, self.validation_y),
+            "test": (self.test_x, self.test_y),
+        }
+        if name not in splits:
+            raise ValueError(f"split must be one of {', '.join(splits)}, got {name!r}")
+        return splits[name]
+
+
+@cache
+def load_digits(*, flat: bool = False, train_size: int | None = None) -> Data:
+    """scikit-learn's 1,797 embedded 8x8 digits, 60/20/20: inputs (N, 1, 8, 8), or (N, 64) if flat."""
+    from sklearn.datasets import load_digits as sklearn_digits  # slow to import, so only on use
+
+    pixels, labels = sklearn_digits(return_X_y=True)
+    shape = (-1, 64) if flat else (-1, 1, 8, 8)
+    test, validation, train = _split((pixels.reshape(shape), labels), (360, 360), train_size=train_size)
+    return _normalised(train=train, validation=validation, test=test)
+
+
+@cache
+def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Data:
+    """Our mnist1d, 4,000/1,000/1,000 inputs (N, 1, 40); shuffled permutes the points, alike in every sample."""
+    curves, labels = mnist1d.generate(6_000, rng_seed=MNIST1D_RNG_SEED)
+    if shuffled:
+        curves = curves[:, np.random.default_rng(SHUFFLE_RNG_SEED).permutation(mnist1d.NUM_POINTS)]
+    test, validation, train = _split((curves[:, None], labels), (1_000, 1_000), train_size=train_size)
+    return _normalised(train=train, validation=validation, test=test)
+
+
+@cache
+def load_fashion(*, train_size: int | None = 10_000, data_dir: Path = FASHION_DIR) -> Data:
+    """Fashion-MNIST, inputs (N, 1, 28, 28): train and 5,000 validation of the official 60,000, the official test."""
+    paths = [
+        _find_idx(data_dir, f"{part}-{kind}-ubyte")
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+    images, labels, test_images, test_labels = (read_idx(path) for path in paths)
+    validation, train = _split((images[:, None], labels), (5_000,), train_size=train_size)
+    return _normalised(train=train, validation=validation, test=(test_images[:, None], test_labels))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The byte array in an IDX file, unpacked on the way if its name ends in .gz."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} must be a whole gzip file, got {error!r}: fetch it again") from error
+    # Header: two zero bytes, 8 for unsigned bytes, the number of dimensions, then each size as a big-endian uint32.
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path} must be an IDX file of bytes (0x000008..), got 0x{content[:4].hex()}: fetch it again")
+    header_size = 4 + 4 * content[3]
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
+    expected = header_size + math.prod(shape)
+    if len(content) != expected:
+        raise ValueError(f"{path} must hold {expected} bytes for shape {shape}, got {len(content)}: fetch it again")
+    return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
+
+
+def _find_idx(data_dir: Path, name: str) -> Path:
+    """`name` in `data_dir`, packed or not."""
+    for path in (data_dir / f"{name}.gz", data_dir / name):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"Fashion-MNIST needs {name}.gz (or {name}) but {data_dir} has neither: "
+        "install Debian's package dataset-fashion-mnist, or pass the directory that holds the files as data_dir"
+    )
+
+
+def _split(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -> Iterator[Samples]:
+    """Deal shuffled samples: one split of each size in `held_out`, then train_size of the rest (all if None)."""
+    x, y = samples
+    if len(x) != len(y):
+        raise ValueError(f"every input needs a label, got {len(x)} inputs and {len(y)} labels: mend the files")
+    available = len(x) - sum(held_out)
+    if train_size is None:
+        train_size = available
+    if not 1 <= train_size <= available:
+        raise ValueError(f"train_size must lie in 1..{available} for this data set, got {train_size}: choose within it")
+    order = np.random.default_rng(SPLIT_RNG_SEED).permutation(len(x))
+    # Held-out splits are dealt first, so that they do not depend on train_size.
+    for start, size in zip(accumulate(held_out, initial=0), (*held_out, train_size), strict=True):
+        chosen = order[start : start + size]
+        yield x[chosen], y[chosen]
+
+
+def _normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
+    """Splits as float32 inputs and int64 labels; one mean and deviation, of the training inputs, for all."""
+    mean, deviation = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
+    tensors = {}
+    for name, (x, y) in (("train", train), ("validation", validation), ("test", test)):
+        tensors[f"{name}_x"] = torch.from_numpy(((x - mean) / deviation).astype(np.float32))
+        tensors[f"{name}_y"] = torch.from_numpy(y.astype(np.int64))
+    return Data(**tensors, num_classes=num_classes)

@@ -1,0 +1,56 @@
+"""Host networks: plain Sequentials of named segments, a slot after every segment but the last.
+
+Every segment before the head puts out `width` features, whatever its resolution. Norms see one sample at a time
+(no batch norm), so that hosts can be stacked with vmap. Weights come from torch's global rng: seed it first.
+
+Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width).
+"""
+
+from collections import OrderedDict
+
+from torch import nn
+
+CONV_LAYERS = {1: (nn.Conv1d, nn.AdaptiveAvgPool1d), 2: (nn.Conv2d, nn.AdaptiveAvgPool2d)}
+"""Spatial dimensions -> convolution and pooling."""
+
+
+def slot_names(num_slots: int) -> tuple[str, ...]:
+    """Names of the segments that end in a slot: stem, block1, block2, ..."""
+    check_positive(num_slots=num_slots)
+    return ("stem", *(f"block{i}" for i in range(1, num_slots)))
+
+
+def mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.Sequential:
+    """`depth` hidden layers (a stem and depth - 1 blocks, each with a slot), then a linear head."""
+    check_positive(in_features=in_features, width=width, depth=depth, num_classes=num_classes)
+    segments = OrderedDict[str, nn.Module]()
+    for name in slot_names(depth):
+        fan_in = width if segments else in_features
+        segments[name] = nn.Sequential(nn.Linear(fan_in, width), nn.LayerNorm(width), nn.ReLU())
+    segments["head"] = nn.Linear(width, num_classes)
+    return nn.Sequential(segments)
+
+
+def conv_host(in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int) -> nn.Sequential:
+    """A stem at full resolution, blocks that each halve it, then average pooling and a linear head."""
+    check_positive(in_channels=in_channels, width=width, num_classes=num_classes)
+    if num_blocks < 0:
+        raise ValueError(f"num_blocks must not be negative, got {num_blocks}: 0 gives a stem and a head")
+    if dims not in CONV_LAYERS:
+        raise ValueError(f"dims must be 1 (Conv1d) or 2 (Conv2d), got {dims}")
+    conv, pool = CONV_LAYERS[dims]
+    segments = OrderedDict[str, nn.Module]()
+    for name in slot_names(num_blocks + 1):
+        channels, stride = (width, 2) if segments else (in_channels, 1)
+        # The norm, of one group, supplies the offset a bias would.
+        layer = conv(channels, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        segments[name] = nn.Sequential(layer, nn.GroupNorm(1, width), nn.ReLU())
+    segments["head"] = nn.Sequential(pool(1), nn.Flatten(), nn.Linear(width, num_classes))
+    return nn.Sequential(segments)
+
+
+def check_positive(**sizes: float) -> None:
+    """Raise unless every named size is above zero."""
+    for name, size in sizes.items():
+        if size <= 0:
+            raise ValueError(f"{name} must be above zero, got {size}: leave it out or pass a positive number")

@@ -1,0 +1,158 @@
+"""Tasks: a data set, a host to learn it, and how to train and judge it; the presets and `make_task`."""
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from simic.tasks.data import Data, load_digits, load_fashion, load_mnist1d
+from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names
+
+DEFAULT_TASK = "digits-cnn"
+EVALUATION_CHUNK = 2_000
+"""Samples per forward pass of `evaluate`."""
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Share of targets, in [0, 1], that have the greatest logit."""
+    return (logits.argmax(dim=-1) == targets).float().mean()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """What a host learns, and from what."""
+
+    name: str
+    data: Data = field(repr=False)
+    make_host: Callable[[], nn.Sequential]
+    """Builds a fresh host; its weights come from torch's global rng, which the caller seeds."""
+    slots: tuple[str, ...]
+    """Segments of the host after which a seed may grow."""
+    batch_size: int
+    learning_rate: float
+    """For AdamW."""
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    """(logits, targets) -> mean loss over the batch."""
+    metric: Callable[[Tensor, Tensor], Tensor] = accuracy
+    """(logits, targets) -> mean score over the batch, in [0, 1], the higher the better."""
+
+    def __post_init__(self) -> None:
+        check_positive(batch_size=self.batch_size, learning_rate=self.learning_rate)
+        if not self.slots:
+            raise ValueError(f"task {self.name} needs at least one slot, got none: name a segment of its host")
+
+    @property
+    def random_guess_loss(self) -> float:
+        """Cross entropy of a guess that knows nothing."""
+        return math.log(self.data.num_classes)
+
+    @property
+    def steps_per_host_epoch(self) -> int:
+        """Batches in one pass over the training split."""
+        return math.ceil(len(self.data.train_x) / self.batch_size)
+
+    def train_batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One host epoch in an order drawn from `generator`: every sample once, the last batch perhaps smaller."""
+        order = torch.randperm(len(self.data.train_x), generator=generator)
+        for chosen in order.split(self.batch_size):
+            yield self.data.train_x[chosen], self.data.train_y[chosen]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, split: str = "validation") -> dict[str, float]:
+    """Mean loss and accuracy of `model` in eval mode on a split; every module's training flag is restored."""
+    x, y = task.data.split(split)
+    training_flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        totals = torch.zeros(2)
+        for inputs, targets in zip(x.split(EVALUATION_CHUNK), y.split(EVALUATION_CHUNK), strict=True):
+            logits = model(inputs)
+            totals += len(inputs) * torch.stack([task.loss(logits, targets), task.metric(logits, targets)])
+    finally:
+        for module, training in training_flags:
+            module.training = training
+    loss, score = (totals / len(x)).tolist()
+    return {"loss": loss, "accuracy": score}
+
+
+HostBuilder = Callable[[Data, int, int], Callable[[], nn.Sequential]]
+"""(data, width, num_slots) -> make_host."""
+
+
+def _mlp(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
+    return partial(mlp_host, data.train_x.shape[1], width, num_slots, data.num_classes)
+
+
+def _conv(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
+    channels, dims = data.train_x.shape[1], data.train_x.ndim - 2
+    return partial(conv_host, channels, width, num_slots - 1, data.num_classes, dims)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named task; widths are small enough that growth pays."""
+
+    load: Callable[..., Data]
+    """Takes train_size and, if it reads files, data_dir."""
+    host: HostBuilder
+    width: int
+    num_slots: int = 3
+    batch_size: int
+    learning_rate: float
+    reads_files: bool = False
+
+
+PRESETS: dict[str, Preset] = {
+    "digits-mlp": Preset(load=partial(load_digits, flat=True), host=_mlp, width=8, batch_size=64, learning_rate=3e-3),
+    "digits-cnn": Preset(load=load_digits, host=_conv, width=6, batch_size=64, learning_rate=1e-2),
+    "mnist1d-cnn": Preset(load=load_mnist1d, host=_conv, width=6, batch_size=128, learning_rate=1e-2),
+    "mnist1d-shuffled": Preset(
+        load=partial(load_mnist1d, shuffled=True), host=_conv, width=6, batch_size=128, learning_rate=1e-2
+    ),
+    "fashion-cnn": Preset(load=load_fashion, host=_conv, width=8, batch_size=128, learning_rate=1e-2, reads_files=True),
+}
+"""A new task is one loader in data.py, a host in hosts.py if none fits, and one row here."""
+
+
+def make_task(
+    name: str = DEFAULT_TASK,
+    *,
+    width: int | None = None,
+    num_slots: int | None = None,
+    train_size: int | None = None,
+    data_dir: str | Path | None = None,
+) -> Task:
+    """A preset task, with its own sizes where none are given; the host has one segment per slot, and a head."""
+    preset = _find_preset(name)
+    width = preset.width if width is None else width
+    num_slots = preset.num_slots if num_slots is None else num_slots
+    check_positive(width=width, num_slots=num_slots)
+    options: dict[str, object] = {} if train_size is None else {"train_size": train_size}
+    if data_dir is not None:
+        if not preset.reads_files:
+            raise ValueError(f"task {name} reads no files, got data_dir {str(data_dir)!r}: leave data_dir out")
+        options["data_dir"] = Path(data_dir)
+    data = preset.load(**options)
+    return Task(
+        name=name,
+        data=data,
+        make_host=preset.host(data, width, num_slots),
+        slots=slot_names(num_slots),
+        batch_size=preset.batch_size,
+        learning_rate=preset.learning_rate,
+    )
+
+
+def _find_preset(name: str) -> Preset:
+    if name in PRESETS:
+        return PRESETS[name]
+    close = difflib.get_close_matches(name, PRESETS)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ValueError(f"task must be a preset, got {name!r}: {hint}The presets are {', '.join(PRESETS)}")
