@@ -1,0 +1,114 @@
+"""What growing costs per training step: GrowableModel against the same network written by hand in plain PyTorch.
+
+Run: python benchmarks/overhead.py. Interleaved, one thread; the ratio of the fastest steps is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from simic import GrowableModel
+
+SLOTS = ("stem", "block1", "block2")
+WIDTH_EMPTY, WIDTH_GROWN = 60, 27  # both networks then have about 100,000 parameters
+BATCH, IMAGE = 32, 16
+WARM_UP, STEPS = 10, 500
+
+
+class Block(nn.Sequential):
+    """Convolution, normalisation, ReLU."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(channels, width, 3, stride, 1), nn.GroupNorm(3, width), nn.ReLU())
+
+
+class Residual(nn.Sequential):
+    """What the blueprint `conv_double` adds, as one would write it by hand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.GroupNorm(1, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
+
+
+class Plain(nn.Module):
+    """The network by hand, with or without its three residual parts."""
+
+    def __init__(self, width: int, grown: bool) -> None:
+        super().__init__()
+        self.stem, self.block1, self.block2 = Block(3, width, 1), Block(width, width, 2), Block(width, 2 * width, 2)
+        self.head = nn.Linear(2 * width, 10)
+        self.grown = nn.ModuleList([Residual(width), Residual(width), Residual(2 * width)]) if grown else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, segment in enumerate((self.stem, self.block1, self.block2)):
+            x = segment(x)
+            if self.grown is not None:
+                x = x + self.grown[index](x)
+        return self.head(x.mean((2, 3)))
+
+
+def training_step(model: nn.Module) -> Callable[[], None]:
+    """A closure that takes one step of SGD on fixed data."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, 3, IMAGE, IMAGE, generator=generator)
+    y = torch.randint(10, (BATCH,), generator=generator)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def ratio(growable: nn.Module, plain: nn.Module) -> float:
+    """Seconds of a step of the first over those of the second, each the best of many interleaved steps."""
+    steps = [training_step(growable), training_step(plain)]
+    best = [float("inf"), float("inf")]
+    for turn in range(WARM_UP + STEPS):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            start = time.perf_counter()
+            steps[which]()
+            if turn >= WARM_UP:
+                best[which] = min(best[which], time.perf_counter() - start)
+    return best[0] / best[1]
+
+
+def growable(width: int, planted: bool) -> GrowableModel:
+    """The host with three slots, empty or each holding a fossil."""
+    model = GrowableModel(Plain(width, grown=False), SLOTS, example_input=torch.randn(2, 3, IMAGE, IMAGE))
+    for slot in SLOTS if planted else ():
+        model.plant(slot, "conv_double")
+    return model
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    result = {}
+    for key, width, grown in (
+        ("empty_slots_ratio", WIDTH_EMPTY, False),
+        ("three_fossils_ratio", WIDTH_GROWN, True),
+    ):
+        ours, by_hand = growable(width, planted=grown), Plain(width, grown=grown)
+        ours_count, plain_count = (sum(p.numel() for p in model.parameters()) for model in (ours, by_hand))
+        assert ours_count == plain_count, f"not the same network: {ours_count} and {plain_count} parameters"
+        result[key] = round(ratio(ours, by_hand), 4)
+        print(f"{key}: {result[key]} ({plain_count:,} parameters)")
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
