@@ -114,8 +114,8 @@ class Action:
 def _index(head: str, value: str | int | float, valid: tuple) -> int:
     if value in valid:
         return valid.index(value)
-    if head in ("slot", "blueprint") and isinstance(value, int) and 0 <= value < len(valid):
-        return value
+    if head in ("slot", "blueprint") and isinstance(value, (int, np.integer)) and 0 <= value < len(valid):
+        return int(value)
     close = difflib.get_close_matches(str(value), [str(v) for v in valid], n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise ValueError(f"{head} must be one of {', '.join(map(str, valid))}, got {value!r}{hint}")

@@ -56,7 +56,7 @@ def load_bundle(path: str | Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise BundleError(f"{path} is not a readable safetensors file ({error}); use another checkpoint") from None
     if metadata.get("format") != FORMAT:
@@ -71,7 +71,7 @@ def load_bundle(path: str | Path) -> Any:
 def _digest(document: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(document.encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -81,12 +81,10 @@ def _pack(value: Any, where: str, tensors: dict[str, Tensor], seen: dict[tuple, 
     if isinstance(value, Tensor):
         identity = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, str(value.device))
         if value.numel() == 0 or identity not in seen:
-            seen[identity] = where
-            # A copy on the CPU: safetensors refuses tensors that share memory or are not contiguous.
-            tensors[where] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            seen[identity] = _store(value, tensors)
         return {"$tensor": seen[identity]}
     if isinstance(value, np.ndarray):
-        return {"$numpy": _pack(torch.from_numpy(np.ascontiguousarray(value)), where, tensors, seen)}
+        return {"$numpy": _store(torch.from_numpy(np.array(value, order="C")), tensors)}
     if isinstance(value, np.generic):
         return _pack(value.item(), where, tensors, seen)
     if isinstance(value, float) and not math.isfinite(value):
@@ -103,6 +101,13 @@ def _pack(value: Any, where: str, tensors: dict[str, Tensor], seen: dict[tuple, 
     raise TypeError(f"cannot save {where or 'the tree'}: {type(value).__name__} is neither tensor, array nor JSON")
 
 
+def _store(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    # A copy on the CPU: safetensors refuses tensors that share memory or are not contiguous.
+    name = str(len(tensors))
+    tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return name
+
+
 def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
@@ -111,8 +116,8 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     match value:
         case {"$tensor": name}:
             return tensors[name]
-        case {"$numpy": tensor}:
-            return _unpack(tensor, tensors).numpy()
+        case {"$numpy": name}:
+            return tensors[name].numpy()
         case {"$float": text}:
             return float(text)
         case {"$tuple": items}:

@@ -70,9 +70,9 @@ class Slots:
         return Slots(**{f.name: getattr(self, f.name).copy() for f in fields(self)})
 
     def state_dict(self) -> dict[str, list]:
-        """Every field as nested lists, for JSON; NaN becomes None."""
+        """Every field as nested lists, for JSON; numbers that are not finite become text."""
         return {
-            f.name: [[None if value != value else value for value in row] for row in getattr(self, f.name).tolist()]
+            f.name: [[v if np.isfinite(v) else str(v) for v in row] for row in getattr(self, f.name).tolist()]
             for f in fields(self)
         }
 
@@ -85,7 +85,7 @@ class Slots:
         return cls(
             **{
                 f.name: np.array(
-                    [[np.nan if value is None else value for value in row] for row in state[f.name]],
+                    [[float(v) if isinstance(v, str) else v for v in row] for row in state[f.name]],
                     dtype=_EMPTY[f.name][1],
                 )
                 for f in fields(cls)
@@ -226,9 +226,8 @@ def tick(slots: Slots, config: LifecycleConfig) -> None:
         Stage.EMBARGOED: (config.embargo_decisions, Stage.RESETTING),
         Stage.RESETTING: (1, Stage.DORMANT),
     }
-    old_stage = slots.stage.copy()
     for stage, (duration, following) in cooldown.items():
-        _enter(slots, np.nonzero((old_stage == stage) & (slots.stage_age >= duration)), following)
+        _enter(slots, np.nonzero((slots.stage == stage) & (slots.stage_age >= duration)), following)
     slots.stage_age += 1
     slots.age += slots.occupied
     slots.contribution_age += slots.occupied

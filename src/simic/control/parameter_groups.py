@@ -50,6 +50,10 @@ class ParameterGroups:
             if seed is not None and slot not in present:
                 self._add(slot, seed)
 
+    def seed_order(self) -> list[str]:
+        """Slots of the seeds' groups, as the optimizer has them."""
+        return [group[SLOT_KEY] for group in self.optimizer.param_groups if SLOT_KEY in group]
+
     def rebuild(self, slots: Sequence[str]) -> None:
         """Fresh groups for the seeds in this order, behind the host's, to load a saved optimizer into."""
         for group in [group for group in self.optimizer.param_groups if SLOT_KEY in group]:

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from simic.actions import Action
+from simic.actions import HEADS, Action
 from simic.bundle import load_bundle, save_bundle
 from simic.control.baselines import Controller, RandomController, WaitController
 from simic.control.facts import Facts
 from simic.control.heuristic import HeuristicController
 from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
-from simic.growth.incubation import evaluating, undisturbed
 from simic.growth.model import GrowableModel
-from simic.lifecycle import Stage
+from simic.growth.topology import GROWTH_KEY, growth_record
+from simic.lifecycle import IllegalActionError, Stage
+from simic.passes import evaluating, undisturbed
 
 VERSION = 1
 HISTORY = 16
@@ -104,17 +105,19 @@ class GrowthScheduler:
 
     def step(self, *, val_loss: float | None = None, val_accuracy: float | None = None) -> Decision:
         """Call once per host epoch, after validation. Figures that are not given come from `evaluate`."""
-        figures = self._figures(val_loss, val_accuracy)
-        self._gradients.report(self.model)
-        self._measure_contributions()
-        before, earlier = self.model.life.copy(), self._history
-        self._history = {name: [*self._history[name], value][-HISTORY:] for name, value in figures.items()}
+        untouched, earlier = self.model.life.copy(), self._history
         try:
-            row = np.asarray(self.controller.act(self.facts()))[0]
+            figures = self._figures(val_loss, val_accuracy)
+            self._gradients.report(self.model)
+            self._measure_contributions()
+            self._history = {name: [*earlier[name], value][-HISTORY:] for name, value in figures.items()}
+            before = self.model.life.copy()
+            row = self._decide()
             self.model.execute(row)
-        except Exception:
-            self._history = earlier
+        except Exception:  # a refused step leaves no trace and can be repeated
+            self.model.life, self._history = untouched, earlier
             raise
+        self._gradients.clear()
         self.model.tick()
         self._groups.sync()
         decision = Decision(
@@ -126,6 +129,12 @@ class GrowthScheduler:
         self.decisions.append(decision)
         self._next_index += 1
         return decision
+
+    def _decide(self) -> np.ndarray:
+        actions = np.asarray(self.controller.act(self.facts()))
+        if actions.shape != (1, len(HEADS)):
+            raise IllegalActionError(f"actions must have shape {(1, len(HEADS))}, got {actions.shape}")
+        return actions[0]
 
     def facts(self) -> Facts:
         """What the controller sees now."""
@@ -150,7 +159,8 @@ class GrowthScheduler:
         return {
             "version": VERSION,
             "next_index": self._next_index,
-            "history": self._history,
+            "history": {name: list(values) for name, values in self._history.items()},
+            "seed_groups": self._groups.seed_order(),
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict(),
         }
@@ -158,7 +168,7 @@ class GrowthScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         self._check_state(state)
-        self._groups.sync()
+        self._groups.rebuild(state["seed_groups"])
         self._next_index = state["next_index"]
         self._history = {name: list(values) for name, values in state["history"].items()}
         self.controller.load_state_dict(state["controller_state"])
@@ -167,10 +177,10 @@ class GrowthScheduler:
         """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
         tree = {
             "kind": "growth",
-            "model": dict(self.model.state_dict()),
+            "model": {GROWTH_KEY: growth_record(self.model), **self.model.state_dict()},
             "optimizer_class": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
-            "lr_scheduler_classes": [type(scheduler).__name__ for scheduler in self.lr_schedulers],
+            "lr_scheduler_classes": [_class_name(scheduler) for scheduler in self.lr_schedulers],
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.lr_schedulers],
             "growth": self.state_dict(),
         }
@@ -184,7 +194,7 @@ class GrowthScheduler:
         self._check_state(tree["growth"])
         here = {
             "optimizer_class": type(self.optimizer).__name__,
-            "lr_scheduler_classes": [type(scheduler).__name__ for scheduler in self.lr_schedulers],
+            "lr_scheduler_classes": [_class_name(scheduler) for scheduler in self.lr_schedulers],
         }
         for name, value in here.items():
             if tree[name] != value:
@@ -196,7 +206,6 @@ class GrowthScheduler:
             raise ValueError(f"the checkpoint's optimizer has groups of {sizes} host parameters, this one of {own}")
         self.model.load_state_dict(tree["model"])
         self.load_state_dict(tree["growth"])
-        self._groups.rebuild([group[SLOT_KEY] for group in saved if SLOT_KEY in group])
         self.optimizer.load_state_dict(tree["optimizer"])
         for scheduler, state in zip(self.lr_schedulers, tree["lr_schedulers"], strict=True):
             scheduler.load_state_dict(state)
@@ -223,11 +232,9 @@ class GrowthScheduler:
         return self._checked({"val_loss": val_loss, "val_accuracy": val_accuracy})
 
     def _checked(self, figures: Mapping[str, float | None]) -> dict[str, float]:
-        if not isinstance(figures, Mapping) or not {"val_loss", "val_accuracy"} & set(figures):
-            raise ValueError(f'evaluate must return {{"val_loss": ..., "val_accuracy": ...}}, got {figures!r}')
         checked = {}
         for name in ("val_loss", "val_accuracy"):
-            value = figures.get(name)
+            value = _named(figures).get(name)
             checked[name] = math.nan if value is None else float(value)
             if value is not None and not math.isfinite(checked[name]):
                 raise ValueError(f"{name} must be finite, got {checked[name]}: the host diverged; restore a checkpoint")
@@ -236,9 +243,11 @@ class GrowthScheduler:
         return checked
 
     def _metric(self) -> float:
+        """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
         assert self._evaluate is not None
-        figures = self._checked(self._evaluate())
-        return -figures["val_loss"] if math.isnan(figures["val_accuracy"]) else figures["val_accuracy"]
+        figures = _named(self._evaluate())
+        metric = figures["val_accuracy"] if figures.get("val_accuracy") is not None else -figures["val_loss"]
+        return float(metric) if math.isfinite(metric) else -math.inf
 
     def _measure_contributions(self) -> None:
         """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give."""
@@ -275,6 +284,17 @@ class GrowthScheduler:
         )
 
 
+def _named(figures: Any) -> Mapping[str, Any]:
+    if not isinstance(figures, Mapping) or not {"val_loss", "val_accuracy"} & set(figures):
+        raise ValueError(f'evaluate must return {{"val_loss": ..., "val_accuracy": ...}}, got {figures!r}')
+    return figures
+
+
+def _class_name(scheduler: LRScheduler) -> str:
+    members = ", ".join(_class_name(member) for member in getattr(scheduler, "_schedulers", ()))
+    return f"{type(scheduler).__name__}({members})" if members else type(scheduler).__name__
+
+
 class _GradientMeter:
     """Mean gradient norm of every live seed over the optimizer steps of a host epoch, without waiting for a device."""
 
@@ -296,7 +316,7 @@ class _GradientMeter:
                 self._counts[index] = self._counts.get(index, 0) + 1
 
     def report(self, model: GrowableModel) -> None:
-        """Write the means into the model's slots and start afresh."""
+        """Write the means into the model's slots."""
         for index in np.flatnonzero(model.life.live[0]).tolist():
             count = self._counts.get(index, 0)
             in_training = model.life.stage[0, index] == Stage.TRAINING
@@ -306,4 +326,7 @@ class _GradientMeter:
                     "compute the loss as loss = scheduler.loss(lambda: criterion(model(x), y))"
                 )
             model.life.gradient_norm[0, index] = float(self._sums[index]) / count if count else math.nan
+
+    def clear(self) -> None:
+        """Start afresh."""
         self._sums, self._counts, self._steps = {}, {}, 0

@@ -36,4 +36,5 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor, float, Tensor | None], Tensor]] =
 
 def straight_through(h: Tensor, branch: Tensor) -> Tensor:
     """The host's value exactly, with the gradient of h + branch: the seed hears a loss that it does not change."""
-    return h + (branch - branch.detach())
+    # A branch that overflows leaves the host alone: infinity minus itself counts as nothing.
+    return h + torch.nan_to_num(branch - branch.detach(), nan=0.0)

@@ -18,7 +18,7 @@ from simic.actions import STYLES, Action, Op
 from simic.growth import topology
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint
 from simic.growth.export import export_plain
-from simic.growth.incubation import preserved_rng, shadow_loss, speaking_with
+from simic.growth.incubation import shadow_loss, speaking_with
 from simic.growth.seed import Seed
 from simic.growth.sites import (
     ExampleInput,
@@ -30,6 +30,7 @@ from simic.growth.sites import (
     with_first_tensor,
 )
 from simic.lifecycle import LifecycleConfig, Stage
+from simic.passes import preserved_rng, undisturbed
 from simic.slots import Slots, check_actions, execute, tick
 
 
@@ -181,6 +182,8 @@ class GrowableModel(nn.Module):
 
     def plant(self, slot: str, blueprint: str, *, style: str = "linear-add", alpha: float = 1.0) -> None:
         """Put a fossil into an empty slot at once: for training a grown architecture from scratch."""
+        if not 0 < alpha <= 1:
+            raise ValueError(f"a fossil's alpha must be in (0, 1], got {alpha}")
         self.execute(Action("germinate", slot, blueprint, style=style))
         at = (0, self.slot_names.index(slot))
         self.life.stage[at], self.life.alpha[at], self.life.alpha_target[at] = Stage.FOSSILIZED, alpha, alpha
@@ -247,7 +250,10 @@ class GrowableModel(nn.Module):
         return Seed(name, branch, site.shape)
 
     def _attach(self, site: Site, seed: Seed) -> None:
-        self.seeds[topology.seed_key(site.name)] = seed
+        present = dict(self.seeds.items()) | {topology.seed_key(site.name): seed}
+        # In order of slots, so that the order of parameters depends on what has grown, not on when.
+        keys = [topology.seed_key(name) for name in self.slot_names]
+        self.seeds = nn.ModuleDict({key: present[key] for key in keys if key in present})
         hook = _SlotHook(site, seed)
         self._handles[site.name] = self.host.get_submodule(site.name).register_forward_hook(hook)
         _forget_compiled()
@@ -267,8 +273,7 @@ class GrowableModel(nn.Module):
                 self._detach(site)
                 continue
             seed.alpha = float(self.life.alpha[0, index])
-            with preserved_rng():
-                seed.set_operator(STYLES[self.life.style[0, index]].operator)
+            seed.set_operator(STYLES[self.life.style[0, index]].operator)
             in_training = self.life.stage[0, index] == Stage.TRAINING
             seed.straight_through = bool(in_training and self.lifecycle.incubation == "straight_through")
 
@@ -278,9 +283,9 @@ def _check_branch(name: str, branch: nn.Module, site: Site, reference: Tensor) -
         raise ValueError(f"blueprint {name!r} has no parameters, so its seed could never become more than an identity")
     probe = torch.randn(site.example_shape, device=reference.device, dtype=reference.dtype)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), undisturbed(branch):
             output = branch(probe)
-    except RuntimeError as error:
+    except Exception as error:
         raise ValueError(f"blueprint {name!r} fails on slot {site.name!r} ({site.shape}): {error}") from error
     if not isinstance(output, Tensor) or output.shape != probe.shape:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

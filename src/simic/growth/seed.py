@@ -6,6 +6,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from simic.growth.blend import OPERATORS, straight_through
 from simic.growth.blueprints import Gate, SlotShape
+from simic.passes import preserved_rng
 
 
 class Seed(nn.Module):
@@ -31,12 +32,15 @@ class Seed(nn.Module):
             self.gate = None
         elif self.gate is None:
             reference = next(self.branch.parameters())
-            self.gate = Gate(self.shape).to(reference.device, reference.dtype)
+            with preserved_rng():
+                self.gate = Gate(self.shape).to(reference.device, reference.dtype)
 
     def forward(self, h: Tensor) -> Tensor:
         alpha = self.alpha if self.override is None else self.override
         if alpha == 0:
-            learns = self.straight_through and self.override is None and is_grad_enabled()
-            return straight_through(h, self.branch(h.detach())) if learns else h
+            if not self.straight_through or self.override is not None or not is_grad_enabled():
+                return h
+            with preserved_rng():  # the host's dropout masks stay what they are without the seed
+                return straight_through(h, self.branch(h.detach()))
         gate = self.gate(h) if self.gate is not None else None
         return OPERATORS[self.operator](h, self.branch(h), alpha, gate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from simic.growth.blueprints import TOPOLOGIES, SlotShape
-from simic.growth.incubation import evaluating, undisturbed
+from simic.passes import evaluating, undisturbed
 
 ExampleInput = Tensor | tuple | Mapping[str, Any]
 _LAYERS_1D = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.BatchNorm1d, nn.InstanceNorm1d)
@@ -39,6 +39,15 @@ def first_tensor(output: Any) -> Tensor | None:
     """The tensor a seed acts on: the output itself, or the first of a tuple or list."""
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     return first if isinstance(first, Tensor) else None
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """Every tensor in a model's output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (Mapping, tuple, list)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from tensors(value)
 
 
 def with_first_tensor(output: Any, tensor: Tensor) -> Any:
@@ -166,8 +175,7 @@ def _fits(name: str, module: nn.Module, outputs: list[Any], result: Any) -> bool
     tensor = first_tensor(outputs[0]) if len(outputs) == 1 else None
     if tensor is None or not any(parameter.dim() > 1 for parameter in module.parameters()):
         return False
-    finals = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple) else (result,)
-    is_output = any(tensor is final for final in finals)  # the head's features are classes, not a place to grow
+    is_output = any(tensor is final for final in tensors(result))  # a head's features are no place to grow
     return not is_output and not isinstance(module, nn.Embedding) and _has_shape(name, module, outputs)
 
 

@@ -29,32 +29,46 @@ _SEEDS = "seeds."
 
 def seed_key(slot: str) -> str:
     """A slot's name as a key of a ModuleDict, which allows no dots."""
-    return slot.replace(".", "/")
+    key = slot.replace(".", "/")
+    return key + "/" if hasattr(nn.ModuleDict, key) else key
 
 
 def publish_names(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """State-dict hook: give the host's tensors their own names and add the growth record."""
-    for key in [key for key in state_dict if key.startswith(prefix + _HOST)]:
-        state_dict[prefix + key.removeprefix(prefix + _HOST)] = state_dict.pop(key)
+    _rename(state_dict, {key: prefix + key.removeprefix(prefix + _HOST) for key in _under(state_dict, prefix + _HOST)})
     if (model.life.stage != Stage.DORMANT).any() or model.germinations:
-        text = json.dumps(_describe(model), allow_nan=False).encode()
-        state_dict[prefix + GROWTH_KEY] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        state_dict[prefix + GROWTH_KEY] = growth_record(model)
+
+
+def growth_record(model: GrowableModel) -> Tensor:
+    """Which slot holds what, as the bytes of a JSON text."""
+    text = json.dumps(_describe(model), allow_nan=False).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def restore(
     model: GrowableModel, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *_: Any
 ) -> None:
     """Load hook: check everything, then rebuild the seeds; torch then copies the weights. A refusal changes nothing."""
-    public = {key.removeprefix(prefix): key for key in state_dict if key.startswith(prefix)}
+    public = {key.removeprefix(prefix): key for key in _under(state_dict, prefix)}
     record = _read_record(model, state_dict.pop(public.pop(GROWTH_KEY))) if GROWTH_KEY in public else None
     seeds = _planned_seeds(model, record) if record else {site.name: model.seed(site.name) for site in model.sites}
     expected = _expected_tensors(model.host, seeds)
     _check_tensors(expected, {name: state_dict[key] for name, key in public.items()}, strict)
-    for name, key in public.items():
-        if not name.startswith(_SEEDS):
-            state_dict[prefix + _HOST + name] = state_dict.pop(key)
+    own = {key: prefix + _HOST + name for name, key in public.items() if not name.startswith(_SEEDS)}
+    _rename(state_dict, own)
     if record:
         _commit(model, record, seeds)
+
+
+def _under(state_dict: dict[str, Any], prefix: str) -> list[str]:
+    return [key for key in state_dict if key.startswith(prefix)]
+
+
+def _rename(state_dict: dict[str, Any], names: dict[str, str]) -> None:
+    # All are taken out before any is put back: an old name may be another's new one.
+    values = {new: state_dict.pop(old) for old, new in names.items()}
+    state_dict.update(values)
 
 
 def _describe(model: GrowableModel) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from simic.passes import evaluating
+from simic.tasks import DEFAULT_TASK
 from simic.tasks.data import Data, load_digits, load_fashion, load_mnist1d
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names
 
-DEFAULT_TASK = "digits-cnn"
 EVALUATION_CHUNK = 2_000
 """Samples per forward pass of `evaluate`."""
 
@@ -64,20 +65,14 @@ class Task:
             yield self.data.train_x[chosen], self.data.train_y[chosen]
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, task: Task, split: str = "validation") -> dict[str, float]:
     """Mean loss and accuracy of `model` in eval mode on a split; every module's training flag is restored."""
     x, y = task.data.split(split)
-    training_flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        totals = torch.zeros(2)
+    totals = torch.zeros(2)
+    with evaluating(model):
         for inputs, targets in zip(x.split(EVALUATION_CHUNK), y.split(EVALUATION_CHUNK), strict=True):
             logits = model(inputs)
             totals += len(inputs) * torch.stack([task.loss(logits, targets), task.metric(logits, targets)])
-    finally:
-        for module, training in training_flags:
-            module.training = training
     loss, score = (totals / len(x)).tolist()
     return {"loss": loss, "accuracy": score}
 
