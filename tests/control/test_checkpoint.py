@@ -1,0 +1,521 @@
+"""A run that is saved, killed and resumed in a fresh process equals one that never stopped, bit for bit.
+
+This file is also the program of that process: `python test_checkpoint.py DIRECTORY` resumes every run saved there.
+"""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from simic import (
+    Action,
+    GrowableModel,
+    GrowthScheduler,
+    HeuristicConfig,
+    HeuristicController,
+    LifecycleConfig,
+    RandomController,
+    ScheduleController,
+    Stage,
+    save_bundle,
+)
+from simic.control.parameter_groups import SLOT_KEY
+
+SLOTS = ("a", "b", "c", "d")
+X = torch.linspace(-2, 2, 32 * 6).view(32, 6).sin()
+Y = (X.sum(1) > 0).long()
+WAIT = Action()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One way to grow, and what has happened when it is saved."""
+
+    controller: str = "heuristic"
+    incubation: str = "direct"
+    optimizer: str = "adamw"
+    prelude: str = "none"
+
+    @property
+    def name(self) -> str:
+        return "-".join(dataclasses.astuple(self))
+
+
+# What is done before the save, and the stages of a, b, c, d that it leaves.
+PRELUDES: dict[str, tuple[list[Action], list[Stage]]] = {
+    "none": ([], [Stage.DORMANT] * 4),
+    "one": ([WAIT, Action("germinate", "b", "glu", style="gated")], [0, Stage.BLENDING, 0, 0]),
+    "three": (
+        [
+            Action("germinate", "d", "mlp"), Action("germinate", "a", "low_rank", style="sigmoid-add"), WAIT,
+            Action("advance", "d"), Action("fossilize", "d"), Action("germinate", "b", "glu", style="gated", tempo=8),
+            Action("germinate", "c", "mlp"), Action("advance", "a"), Action("prune", "c"),
+        ],
+        [Stage.HOLDING, Stage.BLENDING, Stage.PRUNED, Stage.FOSSILIZED],
+    ),
+    "three-shadow": (
+        [
+            Action("germinate", "d", "mlp"), Action("advance", "d"), Action("germinate", "c", "mlp"), WAIT, WAIT,
+            Action("advance", "d"), Action("germinate", "a", "glu", style="gated"), Action("advance", "a"),
+            Action("prune", "c"), Action("germinate", "b", "low_rank"),
+        ],
+        [Stage.TRAINING, Stage.GERMINATED, Stage.EMBARGOED, Stage.BLENDING],
+    ),
+}  # fmt: skip
+RUNS = {
+    run.name: run
+    for run in (
+        Run(),
+        Run(controller="random", optimizer="sgd"),
+        Run(prelude="one", optimizer="named"),
+        Run(controller="random", prelude="one"),
+        Run(prelude="three"),
+        Run(controller="random", prelude="three", optimizer="sgd"),
+        Run(incubation="shadow"),
+        Run(incubation="shadow", prelude="three-shadow"),
+        Run(controller="random", incubation="shadow", prelude="three-shadow", optimizer="named"),
+    )
+}
+OPTIMIZERS = {
+    "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
+    "named": lambda model: AdamW(model.named_parameters(), lr=0.01, foreach=True),
+    "sgd": lambda model: SGD(
+        [{"params": model.host.a.parameters(), "lr": 0.02}, {"params": list(model.host.parameters())[2:]}],
+        lr=0.05,
+        momentum=0.9,
+    ),
+}
+# Always stalled and soon decided, so that much happens in few decisions.
+RESTLESS = HeuristicConfig(patience=1, min_improvement=0.9, holding_decisions=1, max_live_seeds=2)
+
+
+def make_host(width=5, slots=SLOTS) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [(slots[0], nn.Linear(6, width))]
+    layers += [(slot, nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh())) for slot in slots[1:]]
+    return nn.Sequential(OrderedDict([*layers, ("drop", nn.Dropout(0.1)), ("head", nn.Linear(width, 2))]))
+
+
+def make_scheduler(run: Run, *, host=None, controller=None, optimizer=None, rates=None) -> GrowthScheduler:
+    host = host or make_host()
+    slots = [name for name, _ in host.named_children()][:4]
+    rules = LifecycleConfig(incubation=run.incubation, embargo_decisions=1)
+    model = GrowableModel(host, slots, example_input=X, lifecycle=rules)
+    optimizer = (optimizer or OPTIMIZERS[run.optimizer])(model)
+    if rates is None:
+        rates = [
+            lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.99**epoch),
+            lr_scheduler.CosineAnnealingLR(optimizer, 40),
+        ]
+    else:
+        rates = [make(optimizer) for make in rates]
+    chosen = HeuristicController(RESTLESS) if run.controller == "heuristic" else RandomController(3)
+
+    def evaluate() -> dict[str, float]:
+        return {"val_loss": float(cross_entropy(model(X * 1.1), Y))}
+
+    return GrowthScheduler(model, optimizer, controller or chosen, rates, evaluate=evaluate)
+
+
+def live(scheduler, num_decisions: int) -> None:
+    """Train and decide; batches and dropout depend on the decision alone, so that a resumed run sees the same."""
+    model = scheduler.model.train()
+    for _ in range(num_decisions):
+        torch.manual_seed(int(scheduler.facts().decision[0]))
+        for batch in torch.randperm(len(X)).split(16):
+            loss = scheduler.loss(lambda batch=batch: cross_entropy(model(X[batch]), Y[batch]))
+            scheduler.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # sums over parameters, so their order counts
+            scheduler.optimizer.step()
+        for rate in scheduler.lr_schedulers:
+            if isinstance(rate, lr_scheduler.ReduceLROnPlateau):
+                rate.step(1.0)
+            else:
+                rate.step()
+        scheduler.step()
+
+
+def play_prelude(scheduler, prelude: str) -> None:
+    actions, stages = PRELUDES[prelude]
+    own, scheduler.controller = scheduler.controller, ScheduleController(actions)
+    live(scheduler, len(actions))
+    scheduler.controller = own
+    assert scheduler.model.life.stage[0].tolist() == stages
+
+
+def frozen(value):
+    """A tree of tensors, arrays and numbers as something that == compares bit by bit, NaN included."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {str(key): frozen(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, (list, tuple)):
+        return [frozen(item) for item in value]
+    return repr(value)
+
+
+def snapshot(scheduler):
+    """Everything that a run consists of."""
+    model = scheduler.model
+    return {
+        "weights": frozen(dict(model.state_dict())),
+        "life": frozen(model.life.state_dict()),
+        "optimizer": frozen(scheduler.optimizer.state_dict()),
+        "rates": frozen([rate.state_dict() for rate in scheduler.lr_schedulers]),
+        "growth": frozen(scheduler.state_dict()),
+    }
+
+
+def summary(scheduler, since: int) -> dict[str, Any]:
+    """A digest of each part, and the decisions in words: short enough to cross a process boundary."""
+    digests = {part: hashlib.sha256(repr(state).encode()).hexdigest() for part, state in snapshot(scheduler).items()}
+    return digests | {"decisions": [str(decision) for decision in scheduler.decisions[since:]]}
+
+
+def resume_all(directory: Path) -> None:
+    """The fresh process: resume every run and say where it ends."""
+    torch.set_num_threads(1)
+    ends = {}
+    for name, run in RUNS.items():
+        scheduler = make_scheduler(run)
+        scheduler.load(directory / f"{name}.safetensors")
+        live(scheduler, 10)
+        ends[name] = summary(scheduler, since=0)
+    (directory / "resumed.json").write_text(json.dumps(ends))
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory) -> dict[str, tuple[dict, dict]]:
+    """For every run: where it ends uninterrupted, and where it ends resumed in another process."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    uninterrupted = {}
+    for name, run in RUNS.items():
+        scheduler = make_scheduler(run)
+        play_prelude(scheduler, run.prelude)
+        live(scheduler, 1)
+        scheduler.save(directory / f"{name}.safetensors")
+        live(scheduler, 10)
+        uninterrupted[name] = summary(scheduler, since=len(scheduler.decisions) - 10)
+    subprocess.run([sys.executable, "-W", "error", __file__, str(directory)], check=True, timeout=300)
+    resumed = json.loads((directory / "resumed.json").read_text())
+    return {name: (uninterrupted[name], resumed[name]) for name in RUNS}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_in_a_fresh_process_equals_uninterrupted(name, ends):
+    uninterrupted, resumed = ends[name]
+    assert resumed == uninterrupted
+    assert sum("op='germinate'" in decision for decision in uninterrupted["decisions"]) >= 1
+
+
+def grown(run=None, **parts) -> GrowthScheduler:
+    scheduler = make_scheduler(run or Run(), **parts)
+    play_prelude(scheduler, "three")
+    return scheduler
+
+
+def test_loading_over_other_seeds_replaces_them(tmp_path):
+    """The receiving run has seeds of its own: they and their optimizer state go."""
+    saved = grown()
+    saved.save(tmp_path / "run")
+    other = make_scheduler(Run())
+    play_prelude(other, "one")
+    other.load(tmp_path / "run")
+    assert snapshot(other) == snapshot(saved)
+    live(other, 6)
+    live(saved, 6)
+    assert snapshot(other) == snapshot(saved)
+
+
+def test_a_run_can_go_back_to_its_own_past(tmp_path):
+    scheduler = grown()
+    scheduler.save(tmp_path / "run")
+    before = snapshot(scheduler)
+    live(scheduler, 5)
+    scheduler.load(tmp_path / "run")
+    assert snapshot(scheduler) == before
+
+
+def test_a_grown_run_can_go_back_to_before_any_growth(tmp_path):
+    scheduler = make_scheduler(Run(), controller=ScheduleController([WAIT, Action("germinate", "b", "mlp")]))
+    live(scheduler, 1)
+    scheduler.save(tmp_path / "run")
+    before = snapshot(scheduler)
+    live(scheduler, 3)
+    scheduler.load(tmp_path / "run")
+    assert scheduler.model.seed("b") is None
+    assert snapshot(scheduler) == before
+
+
+@pytest.mark.parametrize("prelude", ["one", "three"])
+def test_the_plain_way_of_torch(prelude):
+    """model, growth, optimizer, learning rate: each by its own load_state_dict, whatever the order of germinations."""
+    saved, fresh = make_scheduler(Run()), make_scheduler(Run())
+    play_prelude(saved, prelude)
+    fresh.model.load_state_dict(copy.deepcopy(saved.model.state_dict()))
+    fresh.load_state_dict(copy.deepcopy(saved.state_dict()))
+    fresh.optimizer.load_state_dict(copy.deepcopy(saved.optimizer.state_dict()))
+    for mine, theirs in zip(fresh.lr_schedulers, saved.lr_schedulers, strict=True):
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for scheduler in (saved, fresh):
+        live(scheduler, 6)
+    momenta = [
+        {
+            group.get(SLOT_KEY): frozen([scheduler.optimizer.state[p] for p in group["params"]])
+            for group in scheduler.optimizer.param_groups
+        }
+        for scheduler in (saved, fresh)
+    ]
+    assert momenta[0] == momenta[1]
+    assert snapshot(fresh)["weights"] == snapshot(saved)["weights"]
+    assert snapshot(fresh)["growth"] == snapshot(saved)["growth"]
+
+
+RATES = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, gamma=0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 11], gamma=0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, factor=0.5, total_iters=11),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=12),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=15, power=2),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.5),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=6), lr_scheduler.CosineAnnealingLR(o, 10)], milestones=[11]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 11), lr_scheduler.ExponentialLR(o, 0.9)], optimizer=o
+    ),
+    "SWALR": lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=14),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_every_learning_rate_scheduler_is_restored(name, tmp_path):
+    saved = grown(rates=[RATES[name]])
+    saved.save(tmp_path / "run")
+    fresh = make_scheduler(Run(), rates=[RATES[name]])
+    fresh.load(tmp_path / "run")
+    for _ in range(4):
+        for scheduler in (saved, fresh):
+            live(scheduler, 1)
+        ours, theirs = ([group["lr"] for group in each.optimizer.param_groups] for each in (fresh, saved))
+        assert ours == theirs
+    assert snapshot(fresh)["weights"] == snapshot(saved)["weights"]
+
+
+class Tied(nn.Module):
+    """A language model in miniature whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.block = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU())
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        return self.head(x + self.block(x))
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path):
+    tokens = torch.arange(12).view(2, 6) % 7
+
+    def build() -> GrowthScheduler:
+        torch.manual_seed(0)
+        model = GrowableModel(Tied(), ["block"], example_input=tokens)
+        schedule = ScheduleController([Action("germinate", "block", "attention")])
+        evaluate = lambda: {"val_loss": 1.0}  # noqa: E731
+        return GrowthScheduler(model, AdamW(model.parameters()), schedule, evaluate=evaluate)
+
+    def train(scheduler) -> None:
+        logits = scheduler.model(tokens)
+        scheduler.optimizer.zero_grad()
+        cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        scheduler.optimizer.step()
+        scheduler.step()
+
+    saved, fresh = build(), build()
+    for _ in range(2):
+        train(saved)
+    saved.save(tmp_path / "run")
+    fresh.load(tmp_path / "run")
+    host = fresh.model.host
+    assert host.head.weight is host.embed.weight
+    assert torch.equal(fresh.model(tokens), saved.model(tokens))
+    for scheduler in (saved, fresh):
+        train(scheduler)
+    assert snapshot(fresh) == snapshot(saved)
+
+
+# Refusals.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "run.safetensors"
+    grown().save(path)
+    return path
+
+
+def other_head() -> nn.Sequential:
+    host = make_host()
+    host.head = nn.Linear(5, 3)
+    return host
+
+
+OTHERS = {
+    "slots": (lambda: {"host": make_host(slots=("a", "b", "c", "z"))}, ["slots", "'d'", "'z'"]),
+    "width": (lambda: {"host": make_host(width=6)}, ["5", "6"]),
+    "head": (lambda: {"host": other_head()}, ["head.weight", "(2, 5)", "(3, 5)"]),
+    "incubation": (lambda: {"run": Run(incubation="shadow")}, ["incubation", "direct", "shadow"]),
+    "optimizer": (lambda: {"optimizer": lambda m: Adam(m.parameters())}, ["optimizer", "AdamW", "Adam"]),
+    "groups": (
+        lambda: {
+            "optimizer": lambda m: AdamW([{"params": m.host.a.parameters()}, {"params": m.host.head.parameters()}])
+        },
+        ["[16]", "[2, 2]"],
+    ),
+    "rate": (
+        lambda: {"rates": [lambda o: lr_scheduler.StepLR(o, 3)]},
+        ["lr_scheduler", "CosineAnnealingLR", "StepLR"],
+    ),
+    "controller": (
+        lambda: {"run": Run(controller="random")},
+        ["HeuristicController", "RandomController"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_something_else_is_refused_and_changes_nothing(name, checkpoint):
+    make, words = OTHERS[name]
+    parts = make()
+    scheduler = make_scheduler(parts.pop("run", Run()), **parts)
+    live(scheduler, 3)
+    before = snapshot(scheduler)
+    with pytest.raises(ValueError, match=r"checkpoint|state dict") as error:
+        scheduler.load(checkpoint)
+    assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+    assert snapshot(scheduler) == before
+    live(scheduler, 1)
+
+
+def test_members_of_a_composite_rate_are_compared_too(tmp_path):
+    def chain(*makers):
+        return lambda o: lr_scheduler.ChainedScheduler([make(o) for make in makers], optimizer=o)
+
+    constant, decay = RATES["ConstantLR"], RATES["ExponentialLR"]
+    saved = grown(rates=[chain(constant, decay, decay)])
+    saved.save(tmp_path / "run")
+    other = make_scheduler(Run(), rates=[chain(constant)])
+    live(other, 2)
+    before = snapshot(other)
+    with pytest.raises(ValueError, match="ConstantLR"):
+        other.load(tmp_path / "run")
+    assert snapshot(other) == before
+
+
+def test_other_slots_are_refused_even_before_any_growth(tmp_path):
+    """What the controller remembers is of these slots."""
+    saved = make_scheduler(Run(), rates=[])
+    live(saved, 1)
+    saved.save(tmp_path / "run")
+    model = GrowableModel(make_host(), ["a", "b"], example_input=X)
+    controller, optimizer = HeuristicController(RESTLESS), AdamW(model.parameters())
+    fewer = GrowthScheduler(model, optimizer, controller, evaluate=lambda: {"val_loss": 1.0})
+    before = snapshot(fewer)
+    with pytest.raises(ValueError, match="slots"):
+        fewer.load(tmp_path / "run")
+    assert snapshot(fewer) == before
+
+
+def test_damaged_files_are_refused_and_change_nothing(checkpoint, tmp_path):
+    scheduler = make_scheduler(Run())
+    live(scheduler, 3)
+    before = snapshot(scheduler)
+    content = checkpoint.read_bytes()
+    damaged = {f"cut at {cut}": content[:cut] for cut in (0, 7, 100, len(content) // 2, len(content) - 1)}
+    rng = np.random.default_rng(0)
+    for position in [0, 8, 9, *rng.integers(len(content), size=60).tolist()]:
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << int(rng.integers(8))
+        damaged[f"flipped at {position}"] = bytes(flipped)
+    for name, damage in damaged.items():
+        (tmp_path / name).write_bytes(damage)
+        with pytest.raises(ValueError, match=name):  # the message names the file
+            scheduler.load(tmp_path / name)
+        assert snapshot(scheduler) == before, name
+
+
+def test_foreign_and_missing_files_are_refused(tmp_path):
+    scheduler = make_scheduler(Run())
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        scheduler.load(tmp_path / "missing")
+    save_file({"w": torch.zeros(2)}, tmp_path / "foreign")
+    with pytest.raises(ValueError, match="was not written by simic"):
+        scheduler.load(tmp_path / "foreign")
+    save_bundle(tmp_path / "other", {"kind": "policy"})
+    with pytest.raises(ValueError, match="does not hold a growing model"):
+        scheduler.load(tmp_path / "other")
+    torch.save({"w": torch.zeros(2)}, tmp_path / "pickle")
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        scheduler.load(tmp_path / "pickle")
+
+
+def test_saving_over_a_checkpoint_keeps_the_old_one_until_the_new_is_whole(tmp_path, monkeypatch):
+    scheduler = grown()
+    scheduler.save(tmp_path / "run")
+    old = (tmp_path / "run").read_bytes()
+    live(scheduler, 1)
+
+    def power_cut(*_):
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "replace", power_cut)
+    with pytest.raises(OSError, match="power cut"):
+        scheduler.save(tmp_path / "run")
+    assert (tmp_path / "run").read_bytes() == old
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_numbers_that_json_lacks_survive(tmp_path):
+    """A loss history with gaps, and a plateau that has seen nothing yet."""
+    scheduler = make_scheduler(Run(), rates=[RATES["ReduceLROnPlateau"]])
+    scheduler.step(val_loss=0.1 + 0.2)
+    scheduler.save(tmp_path / "run")
+    fresh = make_scheduler(Run(), rates=[RATES["ReduceLROnPlateau"]])
+    fresh.load(tmp_path / "run")
+    assert fresh.lr_schedulers[0].best == math.inf
+    assert math.isnan(fresh.state_dict()["history"]["val_accuracy"][0])
+    assert snapshot(fresh) == snapshot(scheduler)
+
+
+if __name__ == "__main__":
+    resume_all(Path(sys.argv[1]))

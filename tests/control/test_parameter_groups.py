@@ -1,0 +1,301 @@
+"""Optimizer and learning-rate schedulers follow the seeds: one group each, gone without a trace when pruned."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim.swa_utils import SWALR
+
+from simic import Action, GrowableModel, LifecycleConfig, Stage
+from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
+
+OPTIMIZERS = {
+    "sgd momentum": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "sgd foreach": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
+    "adam": lambda model: Adam(model.parameters(), lr=0.01),
+    "adam amsgrad": lambda model: Adam(model.parameters(), lr=0.01, amsgrad=True),
+    "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
+    "adamw foreach": lambda model: AdamW(model.parameters(), lr=0.01, foreach=True),
+    "adamw named": lambda model: AdamW(model.named_parameters(), lr=0.01),
+    "adamw tensor lr": lambda model: AdamW(model.parameters(), lr=torch.tensor(0.01)),
+    "adamw two groups": lambda model: AdamW(
+        [
+            {"params": model.host[0].parameters(), "lr": 0.1, "weight_decay": 0.2},
+            {"params": [*model.host[1].parameters(), *model.host[2].parameters()]},
+        ],
+        lr=0.01,
+    ),
+}
+EVERY_OPTIMIZER = pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def make_model() -> GrowableModel:
+    torch.manual_seed(0)
+    host = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
+    rules = LifecycleConfig(min_prune_age=0, embargo_decisions=0)
+    return GrowableModel(host, ["0", "1"], example_input=torch.randn(2, 3), lifecycle=rules)
+
+
+def train_step(model, optimizer) -> None:
+    x = torch.linspace(-1, 1, 12).view(4, 3)
+    optimizer.zero_grad()
+    cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+    optimizer.step()
+
+
+def germinate(model, groups, slot="0", **heads) -> None:
+    """Plant a seed and let its ramp begin, so that it has a gradient."""
+    model.execute(Action("germinate", slot, "mlp", **heads))
+    model.tick()
+    groups.sync()
+
+
+def prune(model, groups, slot="0") -> None:
+    model.execute(Action("prune", slot))
+    groups.sync()
+    while model.life.stage[0, model.slot_names.index(slot)] != Stage.DORMANT:
+        model.tick()
+
+
+def same_entries(group, other, keys) -> bool:
+    return all(group[key] == other[key] for key in keys)
+
+
+@EVERY_OPTIMIZER
+def test_a_seed_gets_one_group_like_that_of_its_surroundings(make_optimizer):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    groups = ParameterGroups(model, optimizer, [])
+    host_groups = list(optimizer.param_groups)
+    for slot, index in (("1", -1), ("0", 0)):
+        germinate(model, groups, slot)
+        added, template = optimizer.param_groups[-1], host_groups[index]
+        assert added[SLOT_KEY] == slot
+        assert {id(p) for p in added["params"]} == {id(p) for p in model.seed(slot).parameters()}
+        assert same_entries(added, template, set(template) - {"params", "param_names"})
+        train_step(model, optimizer)
+    assert len(optimizer.param_groups) == len(host_groups) + 2
+    groups.sync()  # nothing changed, so nothing is added twice
+    assert len(optimizer.param_groups) == len(host_groups) + 2
+
+
+def test_two_groups_by_hand():
+    model = make_model()
+    optimizer = OPTIMIZERS["adamw two groups"](model)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups, "1")
+    germinate(model, groups, "0")
+    found = [(group.get(SLOT_KEY), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert found == [(None, 0.1, 0.2), (None, 0.01, 0.01), ("1", 0.01, 0.01), ("0", 0.1, 0.2)]
+
+
+def test_a_host_part_that_is_not_trained_takes_the_first_group():
+    model = make_model()
+    optimizer = SGD(model.host[2].parameters(), lr=0.3)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups, "0")
+    assert optimizer.param_groups[1]["lr"] == 0.3
+
+
+@EVERY_OPTIMIZER
+def test_a_prune_leaves_nothing_in_the_optimizer(make_optimizer):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    groups = ParameterGroups(model, optimizer, [])
+    train_step(model, optimizer)
+    before = copy.deepcopy(optimizer.state_dict())
+    for cycle in range(20):
+        slot = "01"[cycle % 2]
+        germinate(model, groups, slot, style="gated")
+        train_step(model, optimizer)
+        assert len(optimizer.state) == 6 + len(list(model.seed(slot).parameters()))
+        prune(model, groups, slot)
+        assert len(optimizer.state) == len(optimizer.state_dict()["state"]) == 6  # three layers of weight and bias
+        assert set(optimizer.state) == set(model.host.parameters())
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert {key: sorted(state) for key, state in after["state"].items()} == {
+        key: sorted(state) for key, state in before["state"].items()
+    }
+    train_step(model, optimizer)
+
+
+@EVERY_OPTIMIZER
+def test_a_growing_optimizer_steps_the_host_as_one_that_never_grew(make_optimizer):
+    """A seed that is planted and pruned before it speaks leaves the host's training bit-identical."""
+    grown, plain = make_model(), make_model()
+    optimizers = make_optimizer(grown), make_optimizer(plain)
+    groups = ParameterGroups(grown, optimizers[0], [])
+    for step in range(6):
+        if step == 2:
+            grown.execute(Action("germinate", "0", "mlp"))
+            groups.sync()
+        if step == 4:
+            prune(grown, groups)
+        for model, optimizer in zip((grown, plain), optimizers, strict=True):
+            train_step(model, optimizer)
+    for ours, theirs in zip(grown.host.parameters(), plain.host.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@EVERY_OPTIMIZER
+def test_a_gate_comes_and_goes_while_the_others_keep_their_momentum(make_optimizer):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups, tempo=3)
+    for _ in range(3):
+        model.tick()
+    train_step(model, optimizer)
+    group, branch = optimizer.param_groups[-1], list(model.seed("0").branch.parameters())
+    momentum = copy.deepcopy([optimizer.state[p] for p in branch])
+
+    model.execute(Action("set_alpha_target", "0", style="gated"))
+    groups.sync()
+    gate = list(model.seed("0").gate.parameters())
+    assert [id(p) for p in group["params"]] == [id(p) for p in (*branch, *gate)]
+    assert len(group.get("param_names", group["params"])) == len(group["params"])
+    assert str([optimizer.state[p] for p in branch]) == str(momentum)
+    train_step(model, optimizer)
+    assert len(optimizer.state) == 6 + len(branch) + len(gate)
+
+    momentum = copy.deepcopy([optimizer.state[p] for p in branch])
+    model.execute(Action("set_alpha_target", "0", style="linear-add"))
+    groups.sync()
+    assert [id(p) for p in group["params"]] == [id(p) for p in branch]
+    assert str([optimizer.state[p] for p in branch]) == str(momentum)
+    assert len(optimizer.state) == 6 + len(branch)
+    train_step(model, optimizer)
+
+
+def test_an_optimizer_built_from_a_grown_model_keeps_seeds_apart():
+    model = make_model()
+    model.plant("1", "mlp")
+    optimizer = AdamW(model.named_parameters())
+    ParameterGroups(model, optimizer, [])
+    host, seed = optimizer.param_groups
+    assert {id(p) for p in host["params"]} == {id(p) for p in model.host.parameters()}
+    assert host["param_names"] == [name for name, _ in model.named_parameters() if name.startswith("host.")]
+    assert {id(p) for p in seed["params"]} == {id(p) for p in model.seed("1").parameters()}
+    train_step(model, optimizer)
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda step: 1 / (1 + step), lambda step: 1 / (1 + step**2)]),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, [lambda step: 0.9, lambda step: 0.8]),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, gamma=0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 9], gamma=0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, factor=0.5, total_iters=6),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=8),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=15, power=2),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.5, min_lr=[1e-3, 1e-4]),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, [0.01, 0.02], [0.1, 0.3], step_size_up=3),
+    "CyclicLR exp": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, mode="exp_range", gamma=0.9),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.3], total_steps=20),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=6), lr_scheduler.CosineAnnealingLR(o, 10)], milestones=[6]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 6), lr_scheduler.LambdaLR(o, lambda step: 0.9**step)], optimizer=o
+    ),
+    "SWALR": lambda o: SWALR(o, swa_lr=[0.05, 0.02], anneal_epochs=8),
+    "SWALR linear": lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=8, anneal_strategy="linear"),
+}
+EVERY_SCHEDULER = pytest.mark.parametrize("make_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+
+
+def two_rates(model) -> SGD:
+    later = [*model.host[1].parameters(), *model.host[2].parameters()]
+    return SGD([{"params": model.host[0].parameters(), "lr": 0.2}, {"params": later}], lr=0.05, momentum=0.9)
+
+
+def step_rate(scheduler) -> None:
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(1.0)
+    else:
+        scheduler.step()
+
+
+def rates(optimizer) -> list[tuple[float, float]]:
+    """Learning rate and momentum of every group; some schedulers drive both."""
+    return [(group["lr"], group["momentum"]) for group in optimizer.param_groups]
+
+
+def test_every_scheduler_of_torch_is_in_the_table():
+    known = {name for name in lr_scheduler.__all__ if name != "LRScheduler"} | {"SWALR"}
+    assert known == {name.partition(" ")[0] for name in SCHEDULERS}
+
+
+@EVERY_SCHEDULER
+def test_a_seed_follows_the_rate_of_its_surroundings_and_a_prune_leaves_no_trace(make_scheduler):
+    model, plain = make_model(), make_model()
+    optimizer, untouched = two_rates(model), two_rates(plain)
+    scheduler, reference = make_scheduler(optimizer), make_scheduler(untouched)
+    groups = ParameterGroups(model, optimizer, [scheduler])
+    surroundings = {"0": 0, "1": 1}
+    for step in range(16):
+        # Germinations against the order of slots; the first to come is the first to go.
+        if step in (3, 10):
+            germinate(model, groups, "1")
+        if step == 5:
+            germinate(model, groups, "0")
+        if step == 8:
+            prune(model, groups, "1")
+        if step == 13:
+            prune(model, groups, "0")
+            prune(model, groups, "1")
+        for each, opt, rate in ((model, optimizer, scheduler), (plain, untouched, reference)):
+            train_step(each, opt)
+            step_rate(rate)
+        host_rates = rates(untouched)
+        assert rates(optimizer)[:2] == host_rates
+        for group, rate in zip(optimizer.param_groups[2:], rates(optimizer)[2:], strict=True):
+            assert rate == host_rates[surroundings[group[SLOT_KEY]]]
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+    assert len(optimizer.param_groups) == 2
+    assert str(scheduler.state_dict()) == str(reference.state_dict())
+
+
+def test_two_schedulers_beside_each_other():
+    model = make_model()
+    optimizer = two_rates(model)
+    pair = [lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step), lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+    groups = ParameterGroups(model, optimizer, pair)
+    germinate(model, groups, "0")
+    train_step(model, optimizer)
+    for scheduler in pair:
+        scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.0125, 0.05]  # halved twice
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "CyclicLR", "OneCycleLR", "SWALR"])
+def test_a_group_added_by_hand_breaks_schedulers(name):
+    """Shows that there is something to keep in step: torch's own add_param_group does not tell the scheduler."""
+    model = make_model()
+    optimizer = two_rates(model)
+    scheduler = SCHEDULERS[name](optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.2})
+    train_step(model, optimizer)
+    with pytest.raises((ValueError, KeyError)):
+        step_rate(scheduler)
+
+
+def test_what_cannot_work_is_refused_and_changes_nothing():
+    model, stranger = make_model(), make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    elsewhere = lr_scheduler.StepLR(SGD(stranger.parameters(), lr=0.1), 3)
+    model.plant("0", "mlp")
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="StepLR drives another optimizer"):
+        ParameterGroups(model, optimizer, [elsewhere])
+    with pytest.raises(ValueError, match=r"build it from model.parameters\(\)"):
+        ParameterGroups(model, SGD(stranger.parameters(), lr=0.1), [])
+    with pytest.raises(ValueError, match="LBFGS trains a single group"):
+        ParameterGroups(model, torch.optim.LBFGS(model.parameters()), [])
+    assert optimizer.state_dict() == before

@@ -1,0 +1,193 @@
+"""Tasks: every preset fits together, batches cover the data, evaluation leaves the model as it was."""
+
+import dataclasses
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from simic.tasks.data import FASHION_DIR, Data
+from simic.tasks.task import DEFAULT_TASK, PRESETS, Task, accuracy, evaluate, make_task
+
+NEEDS_FASHION = pytest.mark.skipif(
+    not FASHION_DIR.is_dir(), reason=f"no {FASHION_DIR}: apt install dataset-fashion-mnist"
+)
+ALL_PRESETS = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEEDS_FASHION if PRESETS[name].reads_files else ()) for name in PRESETS]
+)
+
+
+def tiny_task(**changes) -> Task:
+    """Seven samples that hold their own index, labelled 0 0 0 0 1 1 1 in every split."""
+    x, y = torch.arange(7.0)[:, None], torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    data = Data(train_x=x, train_y=y, validation_x=x, validation_y=y, test_x=x, test_y=y, num_classes=2)
+    fields = {"name": "tiny", "data": data, "make_host": nn.Sequential, "slots": ("stem",)}
+    return Task(**fields | {"batch_size": 3, "learning_rate": 0.1} | changes)
+
+
+@ALL_PRESETS
+@pytest.mark.parametrize("num_slots", [None, 1, 3])
+def test_presets_fit_together(name, num_slots):
+    task = make_task(name, num_slots=num_slots, train_size=200)
+    host = task.make_host()
+    assert task.slots == ("stem", "block1", "block2")[:num_slots]
+    assert tuple(name for name, _ in host.named_children()) == (*task.slots, "head")
+    x, y = next(task.train_batches(torch.Generator()))
+    assert len(x) == task.batch_size
+    assert host(x).shape == (len(x), task.data.num_classes)
+    task.loss(host(x), y).backward()
+    assert all(parameter.grad is not None for parameter in host.parameters())
+
+
+@ALL_PRESETS
+def test_an_untrained_host_knows_about_as_much_as_a_guess(name):
+    torch.manual_seed(0)
+    task = make_task(name)
+    result = evaluate(task.make_host(), task)
+    assert result["loss"] == pytest.approx(task.random_guess_loss, abs=0.5)
+    assert result["accuracy"] < 0.3
+
+
+def test_a_host_learns():
+    torch.manual_seed(0)
+    task = make_task("digits-mlp")
+    host, generator = task.make_host(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate)
+    for _ in range(5):
+        for x, y in task.train_batches(generator):
+            optimizer.zero_grad()
+            task.loss(host(x), y).backward()
+            optimizer.step()
+    assert evaluate(host, task, "test")["accuracy"] > 0.6
+
+
+def test_the_default_task_shares_its_data_with_wider_ones():
+    assert make_task().name == DEFAULT_TASK == "digits-cnn"
+    assert make_task().data is make_task(width=12).data
+
+
+def test_width_is_the_number_of_features():
+    assert make_task("digits-mlp", width=5).make_host().get_submodule("head").weight.shape == (10, 5)
+
+
+def test_host_factories_travel_to_other_processes():
+    make_host = make_task("digits-mlp").make_host
+    copy = pickle.loads(pickle.dumps(make_host))
+    assert str(copy()) == str(make_host())
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="got 'digit-cnn': did you mean digits-cnn") as caught:
+        make_task("digit-cnn")
+    for name in PRESETS:
+        assert name in str(caught.value)
+    with pytest.raises(ValueError, match="got 'xyz': The presets are digits-mlp,"):
+        make_task("xyz")
+
+
+@pytest.mark.parametrize("option", ["width", "num_slots"])
+@pytest.mark.parametrize("size", [0, -3])
+def test_sizes_must_be_positive(option, size):
+    with pytest.raises(ValueError, match=f"{option} must be above zero, got {size}"):
+        make_task("digits-mlp", **{option: size})
+
+
+def test_train_size_must_be_positive():
+    with pytest.raises(ValueError, match=r"train_size must lie in 1\.\.1077 .* got 0"):
+        make_task("digits-mlp", train_size=0)
+
+
+def test_data_dir_reaches_the_loader_that_reads_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        make_task("fashion-cnn", data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="task digits-cnn reads no files, got data_dir"):
+        make_task("digits-cnn", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be above zero, got 0"),
+        ({"learning_rate": -0.1}, "learning_rate must be above zero, got -0.1"),
+        ({"slots": ()}, "task tiny needs at least one slot, got none"),
+    ],
+)
+def test_bad_tasks_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_task(**changes)
+
+
+def test_a_task_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny_task().batch_size = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_train_batches_cover_every_sample_once():
+    task = tiny_task()
+    batches = list(task.train_batches(torch.Generator().manual_seed(0)))
+    assert [len(x) for x, _ in batches] == [3, 3, 1]
+    assert len(batches) == task.steps_per_host_epoch
+    assert torch.cat([x for x, _ in batches]).flatten().sort().values.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    for x, y in batches:
+        assert torch.equal(y, (x[:, 0] > 3).long())
+
+
+def test_the_generator_decides_the_order():
+    task, generator = tiny_task(), torch.Generator().manual_seed(0)
+    first, second = (torch.cat([x for x, _ in task.train_batches(generator)]) for _ in range(2))
+    again = torch.cat([x for x, _ in task.train_batches(generator.manual_seed(0))])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_accuracy_by_hand():
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, -1.0], [5.0, 6.0]])
+    assert accuracy(logits, torch.tensor([0, 1, 1, 1])).item() == 0.75
+
+
+class AlwaysZero(nn.Module):
+    """Puts ln 3 on class 0, so its probability is 3/4; remembers the modes it was called in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout().eval()
+        self.modes = []
+
+    def forward(self, x):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return torch.tensor([math.log(3), 0.0]).expand(len(x), 2)
+
+
+def test_evaluate_by_hand_over_chunks_of_different_size(monkeypatch):
+    monkeypatch.setattr("simic.tasks.task.EVALUATION_CHUNK", 5)
+    result = evaluate(AlwaysZero(), tiny_task(), "test")
+    assert result["accuracy"] == pytest.approx(4 / 7)
+    assert result["loss"] == pytest.approx(-(4 * math.log(0.75) + 3 * math.log(0.25)) / 7)
+
+
+def test_evaluate_restores_every_training_flag():
+    model = AlwaysZero()
+    evaluate(model, tiny_task())
+    assert model.modes == [(False, False)]
+    assert model.training
+    assert not model.inner.training
+
+
+def test_a_failed_evaluation_restores_the_training_flags():
+    model = nn.Sequential(nn.Linear(9, 2))
+    with pytest.raises(RuntimeError):
+        evaluate(model, tiny_task())
+    assert model.training
+    assert model[0].training
+
+
+def test_evaluate_reads_the_split_it_is_told():
+    task = tiny_task()
+    flipped = dataclasses.replace(task.data, test_y=1 - task.data.test_y)
+    task = dataclasses.replace(task, data=flipped)
+    assert evaluate(AlwaysZero(), task, "validation")["accuracy"] == pytest.approx(4 / 7)
+    assert evaluate(AlwaysZero(), task, "test")["accuracy"] == pytest.approx(3 / 7)
+    with pytest.raises(ValueError, match="split must be one of"):
+        evaluate(AlwaysZero(), task, "training")
