@@ -421,9 +421,11 @@ def test_one_illegal_action_among_legal_ones_changes_no_host():
 @given(lives())
 def test_hosts_side_by_side_live_as_hosts_alone(life):
     def observe(slots, rows, config):
-        together = after(slots, rows, config)[1]
+        together, legal = after(slots, rows, config)[1], legal_ops(slots, config)
         for host in range(NUM_HOSTS):
-            assert_same(alone(together, host), after(alone(slots, host), rows[host : host + 1], config)[1])
+            single = alone(slots, host)
+            np.testing.assert_array_equal(legal_ops(single, config)[0], legal[host])
+            assert_same(alone(together, host), after(single, rows[host : host + 1], config)[1])
 
     play(life, observe)
 

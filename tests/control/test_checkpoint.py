@@ -291,6 +291,17 @@ def test_the_plain_way_of_torch(prelude):
     assert snapshot(fresh)["growth"] == snapshot(saved)["growth"]
 
 
+def test_growth_without_its_model_is_refused_and_changes_nothing():
+    """The scheduler's state alone does not fit a model with other seeds: the model comes first."""
+    saved, fresh = grown(), make_scheduler(Run())
+    live(fresh, 1)
+    for receiver, state in ((fresh, saved.state_dict()), (saved, fresh.state_dict())):
+        before = snapshot(receiver)
+        with pytest.raises(ValueError, match="model"):
+            receiver.load_state_dict(copy.deepcopy(state))
+        assert snapshot(receiver) == before
+
+
 RATES = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),

@@ -132,6 +132,7 @@ def test_no_more_seeds_than_may_be_live():
         (Stage.HOLDING, {"stage_age": 2, "contribution": 0.0, "alpha": 1.0}, "prune"),
         (Stage.HOLDING, {"stage_age": 2, "contribution": -0.5, "alpha": 1.0}, "prune"),
         (Stage.HOLDING, {"stage_age": 2, "alpha": 1.0}, "prune"),  # never measured: no reason to keep it
+        (Stage.HOLDING, {"stage_age": 2, "contribution": -np.inf, "alpha": 1.0}, "prune"),  # it breaks the host
         (Stage.FOSSILIZED, {"alpha": 1.0}, "wait"),
         (Stage.EMBARGOED, {"blueprint": -1}, "wait"),
     ],

@@ -296,6 +296,6 @@ def test_what_cannot_work_is_refused_and_changes_nothing():
         ParameterGroups(model, optimizer, [elsewhere])
     with pytest.raises(ValueError, match=r"build it from model.parameters\(\)"):
         ParameterGroups(model, SGD(stranger.parameters(), lr=0.1), [])
-    with pytest.raises(ValueError, match="LBFGS trains a single group"):
+    with pytest.raises(ValueError, match="LBFGS cannot train seeds"):
         ParameterGroups(model, torch.optim.LBFGS(model.parameters()), [])
     assert optimizer.state_dict() == before

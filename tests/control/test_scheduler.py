@@ -336,7 +336,7 @@ def test_bad_construction_changes_nothing():
     bad = {
         "the optimizer holds none of the model's parameters": (elsewhere, "wait", [foreign]),
         "the LambdaLR drives another optimizer": (optimizer, "wait", [rate, foreign]),
-        "LBFGS trains a single group": (lbfgs, "wait", []),
+        "LBFGS cannot train seeds": (lbfgs, "wait", []),
         "controller must be one of heuristic, random, wait or an object, got 'heuristics'": (
             optimizer,
             "heuristics",

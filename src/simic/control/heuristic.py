@@ -23,6 +23,8 @@ class HeuristicConfig:
     """Relative fall of the best validation loss that counts as improvement."""
     holding_decisions: int = 2
     """Decisions a seed is held, and its contribution measured, before its fate is decided."""
+    max_training_decisions: int = 12
+    """Decisions after which a seed that is still not ready to be blended in is given up."""
     min_contribution: float = 0.0
     """A seed is kept if its contribution is above this, in the metric's unit."""
     max_live_seeds: int = 1
@@ -61,10 +63,16 @@ class HeuristicController:
         actions = np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64)
 
         judged = (facts.slots.stage == Stage.HOLDING) & (facts.slots.stage_age >= self.config.holding_decisions)
+        overdue = (facts.slots.stage == Stage.TRAINING) & (facts.slots.stage_age >= self.config.max_training_decisions)
+        overdue &= ~masks.slot[:, Op.ADVANCE]
         kept = judged & (facts.slots.contribution > self.config.min_contribution)
         # Later lines take precedence: what is decided about a seed comes before a new one.
         self._germinate(actions, facts, masks, (stalled >= self.config.patience), failures)
-        for op, wanted in ((Op.ADVANCE, masks.slot[:, Op.ADVANCE]), (Op.PRUNE, judged & ~kept), (Op.FOSSILIZE, kept)):
+        for op, wanted in (
+            (Op.ADVANCE, masks.slot[:, Op.ADVANCE]),
+            (Op.PRUNE, (judged & ~kept) | overdue),
+            (Op.FOSSILIZE, kept),
+        ):
             possible = wanted & masks.slot[:, op]
             chosen = possible.any(1)
             actions[chosen] = 0

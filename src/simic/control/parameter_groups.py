@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from simic.growth.model import GrowableModel
@@ -24,8 +24,9 @@ class ParameterGroups:
 
     def __init__(self, model: GrowableModel, optimizer: Optimizer, lr_schedulers: Sequence[LRScheduler]) -> None:
         known = set(model.parameters())
-        if isinstance(optimizer, LBFGS):
-            raise ValueError("LBFGS trains a single group, so it cannot train seeds; use SGD, AdamW or the like")
+        if isinstance(optimizer, (LBFGS, Muon)):
+            name = type(optimizer).__name__  # one takes a single group, the other matrices only
+            raise ValueError(f"{name} cannot train seeds, which come and go and have biases; use SGD or AdamW")
         if not any(parameter in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ValueError("the optimizer holds none of the model's parameters; build it from model.parameters()")
         for scheduler in lr_schedulers:

@@ -35,6 +35,8 @@ _CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "random": RandomController,
     "wait": lambda rng_seed: WaitController(),
 }
+CONTRIBUTION_LIMIT = 1e6
+"""What a seed is said to contribute if the network breaks without it."""
 Evaluate = Callable[[], Mapping[str, float]]
 
 
@@ -109,7 +111,7 @@ class GrowthScheduler:
         try:
             figures = self._figures(val_loss, val_accuracy)
             self._gradients.report(self.model)
-            self._measure_contributions()
+            self._measure_contributions(_metric(figures) if val_loss is None and val_accuracy is None else None)
             self._history = {name: [*earlier[name], value][-HISTORY:] for name, value in figures.items()}
             before = self.model.life.copy()
             row = self._decide()
@@ -168,6 +170,12 @@ class GrowthScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         self._check_state(state)
+        grown = [slot for slot in self.model.slot_names if self.model.seed(slot) is not None]
+        if set(grown) != set(state["seed_groups"]):
+            raise ValueError(
+                f"the saved scheduler trains seeds in slots {state['seed_groups']}, the model holds some in {grown}; "
+                "load the model first"
+            )
         self._groups.rebuild(state["seed_groups"])
         self._next_index = state["next_index"]
         self._history = {name: list(values) for name, values in state["history"].items()}
@@ -242,30 +250,27 @@ class GrowthScheduler:
             checked["val_loss"] = -checked["val_accuracy"]
         return checked
 
-    def _metric(self) -> float:
-        """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
-        assert self._evaluate is not None
-        figures = _named(self._evaluate())
-        metric = figures["val_accuracy"] if figures.get("val_accuracy") is not None else -figures["val_loss"]
-        return float(metric) if math.isfinite(metric) else -math.inf
+    def _measure_contributions(self, now: float | None) -> None:
+        """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.
 
-    def _measure_contributions(self) -> None:
-        """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give."""
+        `now` is the metric of the network as it is, if it is known.
+        """
         life = self.model.life
         speaking = life.live[0] & (life.alpha[0] > 0)
         training = life.stage[0] == Stage.TRAINING
         if self._evaluate is None or not (speaking | training).any():
             return
         with undisturbed(self.model), evaluating(self.model):
-            now = self._metric()
+            now = _metric(self._evaluate()) if now is None else now
             for index in np.flatnonzero(speaking | training):
                 slot = self.model.slot_names[index]
                 if speaking[index]:
                     with self.model.switched_off(slot):
-                        life.contribution[0, index] = now - self._metric()
+                        contribution = now - _metric(self._evaluate())
                 else:
                     with self.model.switched_in(slot):
-                        life.contribution[0, index] = self._metric() - now
+                        contribution = _metric(self._evaluate()) - now
+                life.contribution[0, index] = np.clip(contribution, -CONTRIBUTION_LIMIT, CONTRIBUTION_LIMIT)
                 life.counterfactual[0, index] = not speaking[index]
                 life.contribution_age[0, index] = 0
 
@@ -288,6 +293,14 @@ def _named(figures: Any) -> Mapping[str, Any]:
     if not isinstance(figures, Mapping) or not {"val_loss", "val_accuracy"} & set(figures):
         raise ValueError(f'evaluate must return {{"val_loss": ..., "val_accuracy": ...}}, got {figures!r}')
     return figures
+
+
+def _metric(figures: Mapping[str, Any]) -> float:
+    """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
+    accuracy = _named(figures).get("val_accuracy")
+    known = accuracy is not None and not math.isnan(accuracy)
+    metric = float(accuracy if known else -figures["val_loss"])
+    return metric if math.isfinite(metric) else -math.inf
 
 
 def _class_name(scheduler: LRScheduler) -> str:

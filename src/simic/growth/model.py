@@ -151,7 +151,9 @@ class GrowableModel(nn.Module):
 
     def print_growth(self, console: Console | None = None) -> None:
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
-        table = Table("slot", "stage", "blueprint", "alpha", "parameters", "contribution", title="Growth")
+        table = Table(title="Growth")
+        for name in ("slot", "stage", "blueprint", "alpha", "parameters", "contribution"):
+            table.add_column(name, overflow="fold")
         for row in self.growth():
             measured = "-" if np.isnan(row.contribution) else f"{row.contribution:+.4f}"
             table.add_row(
