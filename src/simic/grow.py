@@ -57,7 +57,9 @@ def grow_host(
         figures = evaluate(model, task, "validation")
         return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
 
-    scheduler = GrowthScheduler(model, optimizer, controller, [learning_rate], evaluate=validate, rng_seed=rng_seed)
+    scheduler = GrowthScheduler(
+        model, optimizer, controller, [learning_rate], evaluate=validate, horizon=host_epochs, rng_seed=rng_seed
+    )
     for _ in range(host_epochs):
         before_host_epoch(model)
         model.train()

@@ -183,15 +183,17 @@ def check_actions(
 ) -> None:
     """Raise IllegalActionError, naming host, slot and rule, unless every row can be executed."""
     num_hosts, num_slots = slots.stage.shape
-    if actions.shape != (num_hosts, len(HEADS)):
-        raise IllegalActionError(f"actions must have shape {(num_hosts, len(HEADS))}, got {actions.shape}")
+    if actions.shape != (num_hosts, len(HEADS)) or not np.issubdtype(actions.dtype, np.integer):
+        raise IllegalActionError(
+            f"actions must have shape {(num_hosts, len(HEADS))} and be integers, got {actions.shape} of {actions.dtype}"
+        )
     sizes = {head: len(values) for head, values in HEAD_VALUES.items()} | {"slot": num_slots}
     for position, head in enumerate(HEADS):
         wrong = (actions[:, position] < 0) | (actions[:, position] >= sizes.get(head, np.inf))
         if wrong.any():
+            rule = f"be in 0..{sizes[head] - 1}" if head in sizes else "not be negative"
             raise IllegalActionError(
-                f"head {head} of host {wrong.argmax()} must be in 0..{sizes.get(head, np.inf) - 1}, "
-                f"got {actions[wrong.argmax(), position]}"
+                f"head {head} of host {wrong.argmax()} must {rule}, got {actions[wrong.argmax(), position]}"
             )
     op, slot = actions[:, 0], actions[:, _SLOT]
     refused = ~legal_ops(slots, config)[np.arange(num_hosts), op, slot]

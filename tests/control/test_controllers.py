@@ -48,6 +48,11 @@ def make_facts(decision=5, loss=1.0, slots=None, sizes=SIZES, lifecycle=None, nu
         host_parameters=np.full(num_hosts, 100),
         seed_parameters=np.zeros((num_hosts, num_slots), dtype=np.int64),
         decision=np.full(num_hosts, decision),
+        horizon=np.zeros(num_hosts, dtype=np.int64),
+        previous_action=np.zeros((num_hosts, len(HEADS)), dtype=np.int64),
+        random_guess_loss=np.full(num_hosts, np.nan),
+        host_gradient_norm=np.full(num_hosts, np.nan),
+        train_loss=np.full((num_hosts, 16), np.nan),
         val_loss=val_loss,
         val_accuracy=np.full((num_hosts, 16), np.nan),
     )

@@ -29,6 +29,16 @@ class Facts:
     """Parameters of each slot's seed, gates included (N, S)."""
     decision: np.ndarray
     """Decisions taken before this one (N,)."""
+    horizon: np.ndarray
+    """Decisions of the whole episode (N,); 0 where nobody knows."""
+    previous_action: np.ndarray
+    """The row of head indices chosen last (N, H); zeros, which is wait, before the first decision."""
+    random_guess_loss: np.ndarray
+    """Loss of a guess that knows nothing (N,); NaN where the task does not say."""
+    host_gradient_norm: np.ndarray
+    """Mean norm of each host's gradient, seeds not included, over its last host epoch (N,)."""
+    train_loss: np.ndarray
+    """Mean training loss of each of the last host epochs (N, K)."""
     val_loss: np.ndarray
     """Validation loss after each of the last host epochs (N, K)."""
     val_accuracy: np.ndarray

@@ -27,8 +27,11 @@ from simic.lifecycle import IllegalActionError, Stage
 from simic.passes import evaluating, undisturbed
 
 VERSION = 1
+FIGURES = ("val_loss", "val_accuracy", "train_loss")
 HISTORY = 16
 """Host epochs of validation figures that a controller sees."""
+HOST_NORM_EVERY = 8
+"""Optimizer steps between two looks at the host's gradient, which has many tensors."""
 
 _CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "heuristic": lambda rng_seed: HeuristicController(),
@@ -66,7 +69,8 @@ class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
 
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
-    With it, contributions are measured by switching seeds off; without it no seed can be fossilized.
+    With it, contributions are measured by switching seeds off; without it no seed can be fossilized. `horizon` is the
+    number of host epochs planned, if that is known: some controllers pace themselves by it.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class GrowthScheduler:
         lr_schedulers: Sequence[LRScheduler] = (),
         *,
         evaluate: Evaluate | None = None,
+        horizon: int = 0,
         rng_seed: int = 0,
     ) -> None:
         if isinstance(controller, str):
@@ -96,8 +101,10 @@ class GrowthScheduler:
         self.decisions: list[Decision] = []
         self._evaluate = evaluate
         self._groups = ParameterGroups(model, optimizer, self.lr_schedulers)
+        self.horizon = horizon
         self._next_index = 0
-        self._history: dict[str, list[float]] = {"val_loss": [], "val_accuracy": []}
+        self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
+        self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = _GradientMeter(model)
         optimizer.register_step_pre_hook(self._gradients.observe)
 
@@ -105,14 +112,17 @@ class GrowthScheduler:
         """The loss of `closure`, computed so that seeds in training learn too; `shadow` incubation needs it."""
         return self.model.loss(closure)
 
-    def step(self, *, val_loss: float | None = None, val_accuracy: float | None = None) -> Decision:
-        """Call once per host epoch, after validation. Figures that are not given come from `evaluate`."""
+    def step(
+        self, *, val_loss: float | None = None, val_accuracy: float | None = None, train_loss: float | None = None
+    ) -> Decision:
+        """Call once per host epoch, after validation. Validation figures that are not given come from `evaluate`."""
         untouched, earlier = self.model.life.copy(), self._history
         try:
             figures = self._figures(val_loss, val_accuracy)
             self._gradients.report(self.model)
             self._measure_contributions(_metric(figures) if val_loss is None and val_accuracy is None else None)
-            self._history = {name: [*earlier[name], value][-HISTORY:] for name, value in figures.items()}
+            seen = figures | {"train_loss": math.nan if train_loss is None else float(train_loss)}
+            self._history = {name: [*earlier[name], seen[name]][-HISTORY:] for name in FIGURES}
             before = self.model.life.copy()
             row = self._decide()
             self.model.execute(row)
@@ -129,6 +139,7 @@ class GrowthScheduler:
             **figures,
         )
         self.decisions.append(decision)
+        self._previous_action = row[None].copy()
         self._next_index += 1
         return decision
 
@@ -153,6 +164,10 @@ class GrowthScheduler:
             host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
             seed_parameters=np.array([[report.parameters for report in model.growth()]]),
             decision=np.array([self._next_index]),
+            horizon=np.array([self.horizon]),
+            previous_action=self._previous_action,
+            random_guess_loss=np.array([math.nan]),
+            host_gradient_norm=np.array([self._gradients.host_norm()]),
             **history,
         )
 
@@ -161,6 +176,7 @@ class GrowthScheduler:
         return {
             "version": VERSION,
             "next_index": self._next_index,
+            "previous_action": self._previous_action.copy(),
             "history": {name: list(values) for name, values in self._history.items()},
             "seed_groups": self._groups.seed_order(),
             "controller": type(self.controller).__name__,
@@ -178,6 +194,7 @@ class GrowthScheduler:
             )
         self._groups.rebuild(state["seed_groups"])
         self._next_index = state["next_index"]
+        self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self.controller.load_state_dict(state["controller_state"])
 
@@ -298,8 +315,7 @@ def _named(figures: Any) -> Mapping[str, Any]:
 def _metric(figures: Mapping[str, Any]) -> float:
     """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
     accuracy = _named(figures).get("val_accuracy")
-    known = accuracy is not None and not math.isnan(accuracy)
-    metric = float(accuracy if known else -figures["val_loss"])
+    metric = -float(figures["val_loss"]) if accuracy is None or math.isnan(accuracy) else float(accuracy)
     return metric if math.isfinite(metric) else -math.inf
 
 
@@ -316,10 +332,16 @@ class _GradientMeter:
         self._sums: dict[int, Tensor] = {}
         self._counts: dict[int, int] = {}
         self._steps = 0
+        self._host_sum: Tensor | float = 0.0
+        self._host_count = 0
 
     def observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called before every optimizer step."""
         self._steps += 1
+        if self._steps % HOST_NORM_EVERY == 1:
+            own = [parameter.grad for parameter in self._model.host.parameters() if parameter.grad is not None]
+            self._host_sum = self._host_sum + (torch.nn.utils.get_total_norm(own) if own else 0.0)
+            self._host_count += 1
         for index in np.flatnonzero(self._model.life.live[0]).tolist():
             seed = self._model.seed(index)
             gradients = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
@@ -340,6 +362,11 @@ class _GradientMeter:
                 )
             model.life.gradient_norm[0, index] = float(self._sums[index]) / count if count else math.nan
 
+    def host_norm(self) -> float:
+        """Mean gradient norm of the host without its seeds; NaN before the first step."""
+        return float(self._host_sum) / self._host_count if self._host_count else math.nan
+
     def clear(self) -> None:
         """Start afresh."""
         self._sums, self._counts, self._steps = {}, {}, 0
+        self._host_sum, self._host_count = 0.0, 0
