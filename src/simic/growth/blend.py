@@ -10,24 +10,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Alpha = float | Tensor
+"""One number, or a tensor that broadcasts over the activation where many networks are blended at once."""
 
-def blend_add(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+
+def blend_add(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = None) -> Tensor:
     """h + alpha (s - h)."""
+    if isinstance(alpha, Tensor):
+        return torch.addcmul(h, alpha, branch)
     return torch.add(h, branch, alpha=alpha)
 
 
-def blend_multiply(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+def blend_multiply(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = None) -> Tensor:
     """h (1 + alpha tanh(s - h)): a bad seed can damp the host or double it, but not flip its sign."""
+    if isinstance(alpha, Tensor):
+        return torch.addcmul(h, h, alpha * torch.tanh(branch))
     return torch.addcmul(h, h, torch.tanh(branch), value=alpha)
 
 
-def blend_gate(h: Tensor, branch: Tensor, alpha: float, gate: Tensor | None = None) -> Tensor:
+def blend_gate(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = None) -> Tensor:
     """h + alpha g (s - h), where g in (0, 1) is the seed's learned gate for this sample or position."""
     assert gate is not None, "the gate operator needs a gate"
+    if isinstance(alpha, Tensor):
+        return torch.addcmul(h, alpha * gate, branch)
     return torch.addcmul(h, gate, branch, value=alpha)
 
 
-OPERATORS: dict[str, Callable[[Tensor, Tensor, float, Tensor | None], Tensor]] = {
+OPERATORS: dict[str, Callable[[Tensor, Tensor, Alpha, Tensor | None], Tensor]] = {
     "add": blend_add,
     "multiply": blend_multiply,
     "gate": blend_gate,

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from simic.passes import preserved_rng
 
 TOPOLOGIES = ("conv", "features", "sequence")
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -88,6 +91,13 @@ def get_blueprint(name: str) -> Blueprint:
 def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
     """Names of the blueprints that fit any of these topologies, in order of registration."""
     return tuple(name for name, entry in BLUEPRINTS.items() if topologies & set(entry.topologies))
+
+
+def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module:
+    """A newborn branch whose weights depend on `entropy` alone; torch's random stream is not used up."""
+    with preserved_rng():
+        torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        return get_blueprint(name).build(shape)
 
 
 def count_parameters(name: str, shape: SlotShape) -> int:

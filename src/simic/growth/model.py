@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from simic.actions import STYLES, Action, Op
 from simic.growth import topology
-from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint
+from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
 from simic.growth.export import export_plain
 from simic.growth.incubation import shadow_loss, speaking_with
 from simic.growth.seed import Seed
@@ -242,13 +242,11 @@ class GrowableModel(nn.Module):
             raise ValueError(
                 f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}); these do: {', '.join(fitting)}"
             )
-        entropy = [self.rng_seed, self.sites.index(site), self.germinations]
+        branch = new_branch(name, site.shape, (self.rng_seed, self.sites.index(site), self.germinations))
+        reference = reference_tensor(self.host, site)
+        branch.to(reference.device, reference.dtype).train(self.training)
         with preserved_rng():
-            torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
-            branch = get_blueprint(name).build(site.shape)
-            reference = reference_tensor(self.host, site)
-            branch.to(reference.device, reference.dtype).train(self.training)
-            _check_branch(name, branch, site, reference)
+            check_branch(name, branch, site, reference)
         return Seed(name, branch, site.shape)
 
     def _attach(self, site: Site, seed: Seed) -> None:
@@ -280,7 +278,8 @@ class GrowableModel(nn.Module):
             seed.straight_through = bool(in_training and self.lifecycle.incubation == "straight_through")
 
 
-def _check_branch(name: str, branch: nn.Module, site: Site, reference: Tensor) -> None:
+def check_branch(name: str, branch: nn.Module, site: Site, reference: Tensor) -> None:
+    """Raise unless a newborn branch keeps the slot's shape, can learn, and outputs exact zeros."""
     if not any(True for _ in branch.parameters()):
         raise ValueError(f"blueprint {name!r} has no parameters, so its seed could never become more than an identity")
     probe = torch.randn(site.example_shape, device=reference.device, dtype=reference.dtype)

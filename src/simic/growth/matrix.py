@@ -1,0 +1,56 @@
+"""The parameters of R networks of one structure as rows of one matrix, with what the optimizer remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from simic.growth.stacked_optimizer import Moments
+
+
+class ParameterMatrix:
+    """Rows (R, P), and a view (R, *shape) of every named parameter that autograd takes for a leaf."""
+
+    def __init__(self, rows: Tensor, shapes: Mapping[str, torch.Size], moments: Moments | None = None) -> None:
+        self.rows = rows.contiguous()
+        self.shapes = dict(shapes)
+        self.moments = Moments.zeros(self.rows) if moments is None else moments
+        self.leaves: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            view = self.rows[:, start : start + shape.numel()].unflatten(1, shape or (1,))
+            view = view if shape else view.squeeze(1)
+            self.leaves[name] = view.detach().requires_grad_()
+            start += shape.numel()
+
+    @classmethod
+    def of_modules(cls, modules: Sequence[nn.Module], like: Tensor) -> ParameterMatrix:
+        """One row per module; all have the same structure."""
+        shapes = {name: parameter.shape for name, parameter in modules[0].named_parameters()}
+        return cls(torch.stack([row_of(module, like) for module in modules]), shapes)
+
+    def select(self, chosen: Tensor) -> ParameterMatrix:
+        """A copy of some rows, with their moments."""
+        moments = Moments(*(tensor[chosen] for tensor in self.moments.tensors()))
+        return ParameterMatrix(self.rows[chosen], self.shapes, moments)
+
+    def joined(self, other: ParameterMatrix) -> ParameterMatrix:
+        """A copy with the other's rows below."""
+        pairs = zip(self.moments.tensors(), other.moments.tensors(), strict=True)
+        moments = Moments(*(torch.cat(pair) for pair in pairs))
+        return ParameterMatrix(torch.cat([self.rows, other.rows]), self.shapes, moments)
+
+    def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the leaves, in their order, as one matrix (R, P); what was not used is zero."""
+        parts = [
+            self.rows.new_zeros(self.rows.shape[0], shape.numel()) if part is None else part.reshape(len(self.rows), -1)
+            for part, shape in zip(gradients, self.shapes.values(), strict=True)
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def row_of(module: nn.Module, like: Tensor) -> Tensor:
+    """All parameters of a module as one vector of the dtype and device of `like`."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).to(like)

@@ -1,0 +1,200 @@
+"""Layers of N networks run as one: each function takes stacked parameters and stacked activations.
+
+Shapes: N networks, B samples; a parameter is (N, *its own shape), an activation (N, B, *its own shape).
+A module that is not in the table runs under vmap, which is always right and sometimes slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+Parameters = Mapping[str, Tensor]
+
+COLUMNS_LIMIT = 1 << 20
+"""Bytes of unfolded input per network up to which a convolution runs as a matrix product: they then stay in cache."""
+NETWORKS_AT_ONCE = 4
+"""Networks whose unfolded inputs exist at the same time."""
+
+
+def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
+    """The outputs of N networks that share the structure of `module` and have parameters of their own."""
+    return LAYERS.get(type(module), _vmapped)(module, parameters, x)
+
+
+def _sequential(module: nn.Sequential, parameters: Parameters, x: Tensor) -> Tensor:
+    for name, child in module.named_children():
+        prefix = name + "."
+        x = run_stacked(child, {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}, x)
+    return x
+
+
+def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
+    weight, bias = parameters["weight"].transpose(1, 2), parameters.get("bias")
+    flat = x.flatten(1, -2)
+    out = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _conv(module: nn.Conv1d | nn.Conv2d, parameters: Parameters, x: Tensor) -> Tensor:
+    weight, bias = parameters["weight"], parameters.get("bias")
+    out = _CONVOLUTIONS[_choose_convolution(module, x)](module, weight, x)
+    return out if bias is None else out + bias.view(x.shape[0], 1, -1, *[1] * (x.dim() - 3))
+
+
+def _choose_convolution(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> str:
+    """Small inputs fit in cache unfolded; else strided convolutions gain from being grouped, others do not."""
+    if x.device.type != "cpu" or module.groups > 1 or module.kernel_size == (1,) * len(module.kernel_size):
+        return "grouped"
+    if _plain(module) and x[0].numel() * x.element_size() * math.prod(module.kernel_size) <= COLUMNS_LIMIT:
+        return "unfolded"
+    return "grouped" if max(module.stride) > 1 else "one by one"
+
+
+def _plain(module: nn.Conv1d | nn.Conv2d) -> bool:
+    odd_and_same = all(k % 2 and p == k // 2 for k, p in zip(module.kernel_size, module.padding, strict=True))
+    return odd_and_same and module.padding_mode == "zeros" and max(module.dilation) == 1
+
+
+def _grouped(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
+    together = x.transpose(0, 1).flatten(1, 2)  # (B, N C, *space)
+    convolve = F.conv1d if x.dim() == 4 else F.conv2d
+    groups = x.shape[0] * module.groups
+    out = convolve(together, weight.flatten(0, 1), None, module.stride, module.padding, module.dilation, groups)
+    return out.unflatten(1, (x.shape[0], -1)).transpose(0, 1)
+
+
+def _one_by_one(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
+    convolve = F.conv1d if x.dim() == 4 else F.conv2d
+    pairs = zip(x.unbind(), weight.unbind(), strict=True)
+    return torch.stack([convolve(a, w, None, module.stride, module.padding, module.dilation) for a, w in pairs])
+
+
+def _unfolded(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
+    if x.dim() == 5:
+        return _UnfoldedConvolution.apply(x, weight, module.stride[0])  # pyright: ignore[reportReturnType]
+    flat = _UnfoldedConvolution.apply(x.unsqueeze(3), weight.unsqueeze(3), module.stride[0])
+    return flat.squeeze(3)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class _UnfoldedConvolution(torch.autograd.Function):
+    """Convolution with odd kernel and same padding as a matrix product per network, samples innermost.
+
+    Columns are made again in the backward pass: making them from cache is cheaper than keeping them in memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        n, samples, _, *space = x.shape
+        out_space = [(size - 1) // stride + 1 for size in space]
+        out = x.new_empty(n, samples, weight.shape[1], *out_space)
+        for part in _parts(n):
+            product = torch.bmm(weight[part].flatten(2), _columns(_samples_last(x[part]), weight, stride, out_space))
+            out[part] = product.view(-1, weight.shape[1], *out_space, samples).movedim(-1, 1)
+        ctx.save_for_backward(x, weight)
+        ctx.stride = stride
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight)
+        for part in _parts(x.shape[0]):
+            g = _samples_last(grad[part])  # (n, out, *out space, B)
+            columns = _columns(_samples_last(x[part]), weight, ctx.stride, list(grad.shape[3:]))
+            grad_weight[part] = torch.bmm(g.flatten(2), columns.transpose(1, 2)).view_as(grad_weight[part])
+            if grad_x is not None:
+                grad_x[part] = _input_gradient(g, weight[part], ctx.stride, list(x.shape[3:])).movedim(-1, 1)
+        return grad_x, grad_weight, None
+
+
+def _parts(n: int) -> list[slice]:
+    return [slice(start, start + NETWORKS_AT_ONCE) for start in range(0, n, NETWORKS_AT_ONCE)]
+
+
+def _samples_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous()
+
+
+def _columns(x: Tensor, weight: Tensor, stride: int, out_space: list[int]) -> Tensor:
+    """(n, C, H, W, B) -> (n, C kh kw, Ho Wo B): what each output sees."""
+    kh, kw = weight.shape[3:]
+    padded = F.pad(x, (0, 0, kw // 2, kw // 2, kh // 2, kh // 2))
+    s = padded.stride()
+    size = (*padded.shape[:2], kh, kw, *out_space, padded.shape[4])
+    windows = padded.as_strided(size, (s[0], s[1], s[2], s[3], s[2] * stride, s[3] * stride, s[4]))
+    return windows.reshape(x.shape[0], x.shape[1] * kh * kw, -1)
+
+
+def _input_gradient(g: Tensor, weight: Tensor, stride: int, space: list[int]) -> Tensor:
+    """(n, C, H, W, B): each input receives from every output that saw it."""
+    n, _, channels, kh, kw = weight.shape
+    if stride == 1:
+        mirrored = weight.flip(3, 4).transpose(1, 2)
+        return torch.bmm(mirrored.flatten(2), _columns(g, weight, 1, space)).view(n, channels, *space, -1)
+    columns = torch.bmm(weight.flatten(2).transpose(1, 2), g.flatten(2))
+    columns = columns.view(n, channels, kh, kw, *g.shape[2:])
+    padded = g.new_zeros(n, channels, space[0] + 2 * (kh // 2), space[1] + 2 * (kw // 2), g.shape[4])
+    rows, cols = (stride * (size - 1) + 1 for size in g.shape[2:4])
+    for i in range(kh):
+        for j in range(kw):
+            padded[:, :, i : i + rows : stride, j : j + cols : stride] += columns[:, :, i, j]
+    return padded[:, :, kh // 2 : kh // 2 + space[0], kw // 2 : kw // 2 + space[1]]
+
+
+def _group_norm(module: nn.GroupNorm, parameters: Parameters, x: Tensor) -> Tensor:
+    out = F.group_norm(x.flatten(0, 1), module.num_groups, eps=module.eps).view(x.shape)
+    return _affine(parameters, out, (x.shape[0], 1, x.shape[2], *[1] * (x.dim() - 3)))
+
+
+def _layer_norm(module: nn.LayerNorm, parameters: Parameters, x: Tensor) -> Tensor:
+    out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    return _affine(parameters, out, (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1]))
+
+
+def _affine(parameters: Parameters, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if "weight" not in parameters:
+        return x
+    return torch.addcmul(parameters["bias"].view(shape), x, parameters["weight"].view(shape))
+
+
+def _elementwise(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def _flatten(module: nn.Flatten, parameters: Parameters, x: Tensor) -> Tensor:
+    return x.flatten(2) if (module.start_dim, module.end_dim) == (1, -1) else _vmapped(module, parameters, x)
+
+
+def _global_pool(module: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, parameters: Parameters, x: Tensor) -> Tensor:
+    if module.output_size not in (1, (1,), (1, 1)):
+        return _vmapped(module, parameters, x)
+    return x.mean(tuple(range(3, x.dim())), keepdim=True)
+
+
+def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
+    return vmap(lambda own, samples: functional_call(module, own, (samples,)))(dict(parameters), x)
+
+
+_CONVOLUTIONS = {"grouped": _grouped, "one by one": _one_by_one, "unfolded": _unfolded}
+LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
+    nn.Sequential: _sequential,
+    nn.Linear: _linear,
+    nn.Conv1d: _conv,
+    nn.Conv2d: _conv,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.ReLU: _elementwise,
+    nn.GELU: _elementwise,
+    nn.Tanh: _elementwise,
+    nn.Flatten: _flatten,
+    nn.AdaptiveAvgPool1d: _global_pool,
+    nn.AdaptiveAvgPool2d: _global_pool,
+}
