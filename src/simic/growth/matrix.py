@@ -14,9 +14,13 @@ class ParameterMatrix:
     """Rows (R, P), and a view (R, *shape) of every named parameter that autograd takes for a leaf."""
 
     def __init__(self, rows: Tensor, shapes: Mapping[str, torch.Size], moments: Moments | None = None) -> None:
-        self.rows = rows.contiguous()
         self.shapes = dict(shapes)
-        self.moments = Moments.zeros(self.rows) if moments is None else moments
+        rows = rows.contiguous()
+        self.move_to(rows, Moments.zeros(rows) if moments is None else moments)
+
+    def move_to(self, rows: Tensor, moments: Moments) -> None:
+        """Live in other memory from now on; it holds the same numbers already."""
+        self.rows, self.moments = rows, moments
         self.leaves: dict[str, Tensor] = {}
         start = 0
         for name, shape in self.shapes.items():

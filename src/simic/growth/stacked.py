@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ from simic.growth.blueprints import Gate, blueprints_for, count_parameters, get_
 from simic.growth.matrix import ParameterMatrix, row_of
 from simic.growth.model import check_branch
 from simic.growth.sites import find_sites
-from simic.growth.stacked_layers import run_stacked
-from simic.growth.stacked_optimizer import OptimizerConfig, step
+from simic.growth.stacked_layers import part_of, run_stacked
+from simic.growth.stacked_optimizer import Learner, OptimizerConfig
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng
 from simic.slots import Slots, check_actions, execute, tick
@@ -40,7 +41,6 @@ class SeedGroup:
     parts: dict[str, nn.Module]  # branch and, for the gate operator, gate: their structure, not their weights
     hosts: np.ndarray  # (R,) whose they are
     matrices: dict[str, ParameterMatrix]  # the weights of each part
-    gradient_sum: Tensor  # (R,) of norms, since the last report
 
     @property
     def num_parameters(self) -> int:
@@ -50,15 +50,50 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class _Voice:
-    """Seeds of one group that speak in a pass."""
+    """Seeds of one group that speak in a pass, and in which rows of the activation."""
 
     group: SeedGroup
     rows: Tensor | None  # which of the group; None for all
-    at: Tensor | None  # where in the activation; None for everywhere, in order
+    at: Tensor  # where in the activation
     alpha: Tensor  # (R, 1, ...)
     straight: bool = False
     """Heard only by its own gradient: straight-through incubation."""
     learns: bool = True
+
+
+@dataclass(frozen=True)
+class _Choir:
+    """All voices of a slot; the rows of an activation are sorted by who touches them, and put back afterwards."""
+
+    voices: list[_Voice]
+    sorted_rows: Tensor  # those that no seed touches, then voice by voice
+    back: Tensor
+    sizes: list[int]
+    in_place: bool  # one voice touches all rows, in order
+
+    @classmethod
+    def of(cls, voices: list[_Voice], num_rows: int) -> _Choir:
+        """The choir of these voices over an activation of so many hosts."""
+        silent = torch.ones(num_rows, dtype=torch.bool)
+        for voice in voices:
+            silent[voice.at] = False
+        rows = torch.cat([silent.nonzero().squeeze(1), *(voice.at for voice in voices)])
+        sizes = [int(silent.sum()), *(len(voice.at) for voice in voices)]
+        in_place = len(voices) == 1 and not sizes[0] and bool((rows == torch.arange(num_rows)).all())
+        return cls(voices, rows, rows.argsort(), sizes, in_place)
+
+
+class _Rearranged(torch.autograd.Function):
+    """Rows in another order; cheaper than indexing, whose gradient must reckon with rows that come twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order, back)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.index_select(0, ctx.saved_tensors[1]), None, None
 
 
 class StackedHosts:
@@ -86,16 +121,16 @@ class StackedHosts:
         self._reference = next(template.parameters()).detach()
         self.sites = find_sites(template, list(slot_names), example_input)
         self.segments = list(template.children())
-        self._segment_names = names
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.rng_seeds = np.array(rng_seeds, dtype=np.int64)
         self.germinations = np.zeros(len(rng_seeds), dtype=np.int64)
         self.life = Slots.dormant(len(rng_seeds), len(self.sites))
         self.hosts = ParameterMatrix.of_modules([self._fresh_host(int(seed)) for seed in rng_seeds], self._reference)
+        self._names = names
         self.groups: dict[_GroupKey, SeedGroup] = {}
-        self._steps = 0
-        self._plan: list[list[_Voice]] = [[] for _ in self.sites]
         self._checked: set[tuple[int, str]] = set()
+        self._regrouped = True
+        self._follow_life()
 
     @property
     def num_hosts(self) -> int:
@@ -205,13 +240,18 @@ class StackedHosts:
 
     def report_gradients(self) -> None:
         """Write each live seed's mean gradient norm since the last report into the slots."""
+        norms = (
+            self._norm_sum.double().cpu().numpy() / self._steps if self._steps else np.full(len(self._norm_sum), np.nan)
+        )
         self.life.gradient_norm[self.life.live] = np.nan
+        self.host_gradient_norm = norms[: self.num_hosts]
+        start = self.num_hosts
         for group in self.groups.values():
+            own = np.where(self._learning(group, "branch"), norms[start : start + len(group.hosts)], np.nan)
             live = self.life.live[group.hosts, group.slot]
-            active = self._learning(group, "branch")
-            norms = np.where(active & bool(self._steps), group.gradient_sum.cpu().numpy() / max(self._steps, 1), np.nan)
-            self.life.gradient_norm[group.hosts[live], group.slot] = norms[live]
-            group.gradient_sum.zero_()
+            self.life.gradient_norm[group.hosts[live], group.slot] = own[live]
+            start += len(group.hosts)
+        self._norm_sum.zero_()
         self._steps = 0
 
     # The pass.
@@ -221,7 +261,7 @@ class StackedHosts:
         x: Tensor,
         start: int,
         hosts: Tensor | None,
-        plan: list[list[_Voice]],
+        plan: list[_Choir],
         *,
         kept: dict[int, Tensor] | None = None,
         keep: set[int] | frozenset[int] = frozenset(),
@@ -229,12 +269,11 @@ class StackedHosts:
     ) -> Tensor:
         """From segment `start` to the end, for some hosts or all; activations before slots in `keep` go to `kept`."""
         for index in range(start, len(self.segments)):
-            prefix = self._segment_names[index] + "."
-            leaves = {k.removeprefix(prefix): v for k, v in self.hosts.leaves.items() if k.startswith(prefix)}
+            leaves = self._segment_leaves[index]
             if constant:
                 leaves = {name: leaf.detach() for name, leaf in leaves.items()}
             if hosts is not None:
-                leaves = {name: leaf[hosts] for name, leaf in leaves.items()}
+                leaves = {name: leaf.index_select(0, hosts) for name, leaf in leaves.items()}
             x = run_stacked(self.segments[index], leaves, x)
             if index < len(self.sites):
                 if kept is not None and index in keep:
@@ -245,7 +284,7 @@ class StackedHosts:
     def _run_behind(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, learns: bool = False) -> Tensor:
         """The rest of the network behind a slot, in which the seeds of `hosts` speak with `alpha` (N,)."""
         index = torch.from_numpy(hosts)
-        plan: list[list[_Voice]] = [[] for _ in self.sites]
+        plan = [_Choir.of([], 0) for _ in self.sites]
         plan[slot] = self._voices(slot, hosts, alpha, learns=learns)
         for later in range(slot + 1, len(self.sites)):
             plan[later] = self._voices(later, hosts, self.life.alpha[:, later], learns=False)
@@ -263,7 +302,7 @@ class StackedHosts:
         out = self._run_behind(slot, h, hosts, self.life.alpha_target[:, slot], learns=True)
         return vmap(self.loss)(out, y[torch.from_numpy(hosts)]).sum()
 
-    def _voices(self, slot: int, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool = True) -> list[_Voice]:
+    def _voices(self, slot: int, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool = True) -> _Choir:
         """Who speaks in a slot of these hosts, with which alpha (N,); positions are those in `hosts`."""
         position = np.full(self.num_hosts, -1)
         position[hosts] = np.arange(len(hosts))
@@ -278,51 +317,29 @@ class StackedHosts:
                 rows = np.flatnonzero(chosen)
                 if not rows.size or (is_straight and not learns):
                     continue
-                at = position[group.hosts[rows]]
-                everywhere = len(rows) == len(hosts) and (at == np.arange(len(at))).all()
                 values = torch.from_numpy(alpha[group.hosts[rows]]).to(self._reference)
                 voices.append(
                     _Voice(
                         group=group,
                         rows=None if len(rows) == len(group.hosts) else torch.from_numpy(rows),
-                        at=None if everywhere else torch.from_numpy(at),
+                        at=torch.from_numpy(position[group.hosts[rows]]),
                         alpha=values.view(-1, *[1] * self.sites[slot].shape.rank),
                         straight=is_straight,
                         learns=learns,
                     )
                 )
-        return voices
+        return _Choir.of(voices, len(hosts))
 
     # Learning.
 
     def _learn(self, total: Tensor, rate: Tensor) -> None:
-        groups = list(self.groups.values())
-        parts = [(group, part) for group in groups for part in group.matrices]
-        matrices = [self.hosts, *(group.matrices[part] for group, part in parts)]
+        matrices = self._learner.matrices
         leaves = [leaf for matrix in matrices for leaf in matrix.leaves.values()]
         found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
         gradients = [matrix.gradient([next(found) for _ in matrix.leaves]) for matrix in matrices]
         with torch.no_grad():
-            squares = [gradient.square().sum(1) for gradient in gradients]
-            scale = self._clip_scale(squares, parts)
-            step(self.hosts.rows, gradients[0] * scale.unsqueeze(1), self.hosts.moments, rate, self.optimizer)
-            for (group, part), matrix, gradient in zip(parts, matrices[1:], gradients[1:], strict=True):
-                owners = torch.from_numpy(group.hosts)
-                active = torch.from_numpy(self._learning(group, part))
-                if active.any():
-                    clipped, all_or_some = gradient * scale[owners].unsqueeze(1), None if active.all() else active
-                    step(matrix.rows, clipped, matrix.moments, rate[owners], self.optimizer, all_or_some)
+            self._norm_sum += self._learner.step(gradients, rate, self._active)
         self._steps += 1
-
-    def _clip_scale(self, squares: list[Tensor], parts: list[tuple[SeedGroup, str]]) -> Tensor:
-        """What each host's gradient is multiplied with (N,); on the way each seed's norm is noted."""
-        total = squares[0]
-        for group in self.groups.values():
-            own = sum(square for (other, _), square in zip(parts, squares[1:], strict=True) if other is group)
-            assert isinstance(own, Tensor)
-            total = total.index_add(0, torch.from_numpy(group.hosts), own)
-            group.gradient_sum += own.sqrt()
-        return (self.optimizer.max_gradient_norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
 
     def _learning(self, group: SeedGroup, part: str) -> np.ndarray:
         """Which seeds of a group receive a gradient (R,): those that speak, and those in training.
@@ -367,13 +384,13 @@ class StackedHosts:
             with preserved_rng():
                 parts["gate"] = Gate(self.sites[key[0]].shape).to(self._reference)
             matrices["gate"] = ParameterMatrix.of_modules([parts["gate"]], self._reference)
-        present, zero = self.groups.get(key), weights.rows.new_zeros(1)
+        self._regrouped = True
+        present = self.groups.get(key)
         if present is None:
-            self.groups[key] = SeedGroup(key[0], key[2], parts, np.array([host]), matrices, zero)
+            self.groups[key] = SeedGroup(key[0], key[2], parts, np.array([host]), matrices)
         else:
             present.hosts = np.append(present.hosts, host)
             present.matrices = {part: present.matrices[part].joined(matrices[part]) for part in matrices}
-            present.gradient_sum = torch.cat([present.gradient_sum, zero])
 
     def _follow_life(self) -> None:
         """Make the groups what the arrays say, and plan who speaks."""
@@ -386,33 +403,56 @@ class StackedHosts:
                 weights = group.matrices["branch"].select(torch.tensor([row]))
                 self._join((slot, blueprint, str(styles[row])), int(group.hosts[row]), group.parts["branch"], weights)
             self._keep(key, stays & (styles == operator))
+        if self._regrouped:
+            self._regroup()
+        learning = [self._learning(group, part) for group in self.groups.values() for part in group.matrices]
+        active = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
+        self._active = torch.from_numpy(active).to(self._reference)
         everyone = np.arange(self.num_hosts)
         self._plan = [self._voices(slot, everyone, self.life.alpha[:, slot]) for slot in range(len(self.sites))]
+
+    def _regroup(self) -> None:
+        """Bring all weights together again after seeds came, went or changed groups."""
+        self._regrouped = False
+        everyone = np.arange(self.num_hosts)
+        matrices, entities, owners, start = [self.hosts], [everyone], [everyone], self.num_hosts
+        for group in self.groups.values():
+            for matrix in group.matrices.values():
+                matrices.append(matrix)
+                entities.append(start + np.arange(len(group.hosts)))
+                owners.append(group.hosts)
+            start += len(group.hosts)
+        self._learner = Learner(matrices, entities, owners, self.optimizer)
+        self._segment_leaves = [part_of(self.hosts.leaves, name) for name in self._names]
+        self._norm_sum, self._steps = self._reference.new_zeros(start), 0
+        self.host_gradient_norm = np.full(self.num_hosts, np.nan)
 
     def _keep(self, key: _GroupKey, stays: np.ndarray) -> None:
         group = self.groups[key]
         if stays.all():
             return
+        self._regrouped = True
         if not stays.any():
             del self.groups[key]
             return
         rows = torch.from_numpy(np.flatnonzero(stays))
         group.hosts = group.hosts[stays]
         group.matrices = {part: matrix.select(rows) for part, matrix in group.matrices.items()}
-        group.gradient_sum = group.gradient_sum[rows]
 
 
-def _speak(h: Tensor, voices: list[_Voice]) -> Tensor:
+def _speak(h: Tensor, choir: _Choir) -> Tensor:
     """The activation with every voice blended in."""
-    if not voices:
+    if not choir.voices:
         return h
-    spoken = [_blended(h if voice.at is None else h[voice.at], voice) for voice in voices]
-    if len(voices) == 1 and voices[0].at is None:
-        return spoken[0]
-    at = torch.cat([voice.at for voice in voices if voice.at is not None])
-    silent = torch.ones(len(h), dtype=torch.bool).index_fill(0, at, False).nonzero().squeeze(1)
-    order = torch.cat([silent, at])
-    return torch.cat([h[silent], *spoken])[order.argsort()]
+    if choir.in_place:
+        return _blended(h, choir.voices[0])
+    rearranged = _Rearranged.apply(h, choir.sorted_rows, choir.back)
+    assert isinstance(rearranged, Tensor)
+    silent, *parts = rearranged.split(choir.sizes)
+    spoken = [_blended(part, voice) for part, voice in zip(parts, choir.voices, strict=True)]
+    together = _Rearranged.apply(torch.cat([silent, *spoken]), choir.back, choir.sorted_rows)
+    assert isinstance(together, Tensor)
+    return together
 
 
 def _blended(h: Tensor, voice: _Voice) -> Tensor:
@@ -420,7 +460,9 @@ def _blended(h: Tensor, voice: _Voice) -> Tensor:
     own: dict[str, dict[str, Tensor]] = {}
     for part, matrix in group.matrices.items():
         leaves = matrix.leaves if voice.learns else {name: leaf.detach() for name, leaf in matrix.leaves.items()}
-        own[part] = leaves if voice.rows is None else {name: leaf[voice.rows] for name, leaf in leaves.items()}
+        own[part] = (
+            leaves if voice.rows is None else {name: leaf.index_select(0, voice.rows) for name, leaf in leaves.items()}
+        )
     heard = h.detach() if voice.straight else h
     branch = run_stacked(group.parts["branch"], own["branch"], heard)
     if voice.straight:

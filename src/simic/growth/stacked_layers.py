@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
+
 Parameters = Mapping[str, Tensor]
 
 COLUMNS_LIMIT = 1 << 20
@@ -28,10 +30,15 @@ def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     return LAYERS.get(type(module), _vmapped)(module, parameters, x)
 
 
+def part_of(parameters: Parameters, name: str) -> Parameters:
+    """The parameters of a child, under the names it knows them by."""
+    return {key[len(name) + 1 :]: value for key, value in parameters.items() if key.startswith(name + ".")}
+
+
 def _sequential(module: nn.Sequential, parameters: Parameters, x: Tensor) -> Tensor:
-    for name, child in module.named_children():
-        prefix = name + "."
-        x = run_stacked(child, {k.removeprefix(prefix): v for k, v in parameters.items() if k.startswith(prefix)}, x)
+    for name, child in module._modules.items():
+        assert child is not None
+        x = run_stacked(child, part_of(parameters, name) if parameters else parameters, x)
     return x
 
 
@@ -179,6 +186,42 @@ def _global_pool(module: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, parameters
     return x.mean(tuple(range(3, x.dim())), keepdim=True)
 
 
+def _scale(module: Scale, parameters: Parameters, x: Tensor) -> Tensor:
+    return x * parameters["factor"].view(-1, *[1] * (x.dim() - 1))
+
+
+def _gated_linear(module: GatedLinear, parameters: Parameters, x: Tensor) -> Tensor:
+    value, gate, out = (part_of(parameters, name) for name in ("value", "gate", "out"))
+    return _linear(module.out, out, _linear(module.value, value, x) * _linear(module.gate, gate, x).sigmoid())
+
+
+def _gate(module: Gate, parameters: Parameters, x: Tensor) -> Tensor:
+    space = [dim + 1 for dim in module.spatial_dims]
+    openness = _linear(module.linear, part_of(parameters, "linear"), x.mean(space) if space else x).sigmoid()
+    return openness.view(*openness.shape, *[1] * len(space))
+
+
+def _squeeze_excite(module: SqueezeExcite, parameters: Parameters, x: Tensor) -> Tensor:
+    squeeze, excite = (part_of(parameters, name) for name in ("squeeze", "excite"))
+    hidden = _linear(module.squeeze, squeeze, x.mean([dim + 1 for dim in module.spatial_dims])).relu()
+    factor = _linear(module.excite, excite, hidden).tanh()
+    return x * factor.view(*factor.shape, *[1] * len(module.spatial_dims))
+
+
+def _causal_convolution(module: CausalConvolution, parameters: Parameters, x: Tensor) -> Tensor:
+    norm, mix, out = (part_of(parameters, name) for name in ("norm", "mix", "out"))
+    past = F.pad(_layer_norm(module.norm, norm, x).transpose(2, 3), (3, 0))
+    return _linear(module.out, out, F.gelu(_conv(module.mix, mix, past).transpose(2, 3)))
+
+
+def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor) -> Tensor:
+    norm, qkv, out = (part_of(parameters, name) for name in ("norm", "qkv", "out"))
+    mixed = _linear(module.qkv, qkv, _layer_norm(module.norm, norm, x))
+    q, k, v = mixed.flatten(0, 1).unflatten(-1, (3, module.heads, module.head_size)).transpose(1, 3).unbind(2)
+    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    return _linear(module.out, out, seen.view(x.shape))
+
+
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     return vmap(lambda own, samples: functional_call(module, own, (samples,)))(dict(parameters), x)
 
@@ -197,4 +240,10 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     nn.Flatten: _flatten,
     nn.AdaptiveAvgPool1d: _global_pool,
     nn.AdaptiveAvgPool2d: _global_pool,
+    CausalAttention: _causal_attention,
+    CausalConvolution: _causal_convolution,
+    Gate: _gate,
+    GatedLinear: _gated_linear,
+    Scale: _scale,
+    SqueezeExcite: _squeeze_excite,
 }

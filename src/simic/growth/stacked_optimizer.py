@@ -6,12 +6,16 @@ count, so a row learns exactly what it would learn alone; rows that are not acti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from simic.growth.matrix import ParameterMatrix
 
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -52,44 +56,75 @@ class Moments:
         return self.mean, self.square, self.steps
 
 
-def step(
-    rows: Tensor,
-    gradient: Tensor,
-    moments: Moments,
-    rate: Tensor,
-    config: OptimizerConfig,
-    active: Tensor | None = None,
-) -> None:
-    """One step in place; `rate` is the learning rate of every row (R,), `active` a mask (R,) or None for all."""
-    if active is not None:
-        chosen = active.nonzero().squeeze(1)
-        part = Moments(*(tensor[chosen] for tensor in moments.tensors()))
-        values = rows[chosen]
-        _UPDATES[config.name](values, gradient[chosen], part, rate[chosen].unsqueeze(1), config)
-        for tensor, new in zip((rows, *moments.tensors()), (values, *part.tensors()), strict=True):
-            tensor[chosen] = new
-        return
-    _UPDATES[config.name](rows, gradient, moments, rate.unsqueeze(1), config)
+class Learner:
+    """Steps the rows of several matrices at once: it moves them, and what is remembered of them, into one vector.
+
+    A row belongs to an entity (a host, or a seed whose parts are several rows), an entity to a host.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[ParameterMatrix],
+        entities: Sequence[np.ndarray],
+        owners: Sequence[np.ndarray],
+        config: OptimizerConfig,
+    ) -> None:
+        self.config, self.matrices = config, list(matrices)
+        self._rows, self._mean, self._square = (
+            torch.cat([getter(matrix).flatten() for matrix in matrices])
+            for getter in (lambda m: m.rows, lambda m: m.moments.mean, lambda m: m.moments.square)
+        )
+        self._steps = torch.cat([matrix.moments.steps for matrix in matrices])
+        self._entity = torch.from_numpy(np.concatenate(entities))
+        self._owner = torch.from_numpy(np.concatenate(owners))
+        widths = torch.tensor([m.rows.shape[1] for m in matrices]).repeat_interleave(
+            torch.tensor([m.rows.shape[0] for m in matrices])
+        )
+        self._row_of = torch.arange(len(widths)).repeat_interleave(widths)  # of every element
+        self._num_entities, self._num_hosts = int(self._entity.max()) + 1, int(self._owner.max()) + 1
+        self._move_in()
+
+    def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> Tensor:
+        """One step in place; `rate` is (N,), `active` says which rows learn. The gradient norm of every entity."""
+        gradient = torch.cat([part.flatten() for part in gradients])
+        squares = self._steps.new_zeros(len(self._steps)).index_add_(0, self._row_of, gradient.square())
+        hosts = squares.new_zeros(self._num_hosts).index_add_(0, self._owner, squares)
+        clip = (self.config.max_gradient_norm / (hosts.sqrt() + 1e-6)).clamp(max=1.0)
+        self._steps += active
+        _UPDATES[self.config.name](self, gradient, clip[self._owner], rate[self._owner] * active, active)
+        return squares.new_zeros(self._num_entities).index_add_(0, self._entity, squares).sqrt()
+
+    def _adamw(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor) -> None:
+        config, steps = self.config, self._steps.clamp(min=1)
+        per_row = (
+            clip,
+            (1 - config.beta1) * active,
+            (1 - config.beta2) * active,
+            1 - rate * config.weight_decay,
+            rate / (1 - config.beta1**steps),
+            (1 - config.beta2**steps).sqrt(),
+        )
+        clip, mean_share, square_share, keep, rate, correction = torch.stack(per_row).index_select(1, self._row_of)
+        gradient = gradient * clip
+        self._mean.lerp_(gradient, mean_share)
+        self._square.lerp_(gradient.square(), square_share)
+        scale = self._square.sqrt().div_(correction).add_(config.epsilon)
+        self._rows.mul_(keep).sub_(self._mean.div(scale).mul_(rate))
+
+    def _sgd(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor) -> None:
+        momentum = 1 - active * (1 - self.config.beta1)
+        clip, rate, active, momentum = torch.stack([clip, rate, active, momentum]).index_select(1, self._row_of)
+        change = gradient.mul(clip).add_(self._rows, alpha=self.config.weight_decay).mul_(active)
+        self._mean.mul_(momentum).add_(change)
+        self._rows.sub_(self._mean * rate)
+
+    def _move_in(self) -> None:
+        element, row = 0, 0
+        for matrix in self.matrices:
+            shape, end = matrix.rows.shape, element + matrix.rows.numel()
+            rows, mean, square = (v[element:end].view(shape) for v in (self._rows, self._mean, self._square))
+            matrix.move_to(rows, Moments(mean, square, self._steps[row : row + shape[0]]))
+            element, row = end, row + shape[0]
 
 
-def _adamw(rows: Tensor, gradient: Tensor, moments: Moments, rate: Tensor, config: OptimizerConfig) -> None:
-    moments.steps += 1
-    rows.mul_(1 - rate * config.weight_decay)
-    moments.mean.lerp_(gradient, 1 - config.beta1)
-    moments.square.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
-    steps = moments.steps.unsqueeze(1)
-    mean_share, square_share = 1 - config.beta1**steps, 1 - config.beta2**steps
-    scale = moments.square.sqrt().div_(square_share.sqrt()).add_(config.epsilon)
-    rows.sub_(moments.mean.div(scale).mul_(rate / mean_share))
-
-
-def _sgd(rows: Tensor, gradient: Tensor, moments: Moments, rate: Tensor, config: OptimizerConfig) -> None:
-    moments.steps += 1
-    moments.mean.mul_(config.beta1).add_(gradient).add_(rows, alpha=config.weight_decay)
-    rows.sub_(moments.mean * rate)
-
-
-_UPDATES: dict[str, Callable[[Tensor, Tensor, Moments, Tensor, OptimizerConfig], None]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-}
+_UPDATES = {"adamw": Learner._adamw, "sgd": Learner._sgd}
