@@ -1,4 +1,4 @@
-"""Data sets: the same every time, disjoint splits, inputs scaled by the training split; IDX files and their faults."""
+"""Data sets: the same every time, disjoint splits, inputs scaled by the training split; files and their faults."""
 
 import gzip
 import re
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from simic.tasks import mnist1d
-from simic.tasks.data import FASHION_DIR, Data, load_digits, load_fashion, load_mnist1d, read_idx
+from simic.tasks.data import FASHION_DIR, Data, load_cifar10, load_digits, load_fashion, load_mnist1d, read_idx
 
 SPLITS = ("train", "validation", "test")
 LOADERS = pytest.mark.parametrize("load", [load_digits, load_mnist1d])
@@ -198,6 +198,60 @@ def test_missing_fashion_files_are_named_with_the_remedy(tmp_path):
         load_fashion(data_dir=tmp_path)
     for part in ("train-images-idx3-ubyte.gz", str(tmp_path), "dataset-fashion-mnist", "data_dir"):
         assert part in str(caught.value)
+
+
+def write_cifar10(data_dir: Path) -> None:
+    """Twenty images per file; an image's red plane holds its number in the file, the green twice that, the blue 9."""
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = np.zeros((20, 3073), np.uint8)
+        number = np.arange(20)[:, None]
+        records[:, :1], records[:, 1:1025], records[:, 1025:2049], records[:, 2049:] = (
+            number % 10,
+            number,
+            2 * number,
+            9,
+        )
+        (data_dir / f"{name}.bin").write_bytes(records.tobytes())
+
+
+def test_cifar10_is_read_from_its_files(tmp_path):
+    write_cifar10(tmp_path)
+    data = load_cifar10(train_size=80, data_dir=tmp_path)
+    assert [data.split(split)[0].shape for split in SPLITS] == [(80, 3, 32, 32), (10, 3, 32, 32), (20, 3, 32, 32)]
+    assert data.test_y.tolist() == [*range(10)] * 2
+    scale = data.test_x[1, 0, 0, 0] - data.test_x[0, 0, 0, 0]  # one grey level
+    for split in SPLITS:
+        x, y = data.split(split)
+        red, green, blue = ((x - data.test_x[0, 0, 0, 0]) / scale).round().int().unbind(dim=1)
+        assert torch.equal(red[:, 5, 7] % 10, y)
+        assert torch.equal(green, 2 * red)
+        assert (blue == 9).all()
+
+
+@pytest.mark.parametrize("name", ["data_batch_1.bin", "data_batch_4.bin", "test_batch.bin"])
+def test_a_missing_cifar10_file_is_named_with_the_remedy(tmp_path, name):
+    write_cifar10(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        load_cifar10(data_dir=tmp_path)
+    for part in (f"needs {name}", str(tmp_path), "cifar-10-binary.tar.gz", "data_dir"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must hold images of 3073 bytes each, got 0 bytes"),
+        (bytes(3073 + 5), "must hold images of 3073 bytes each, got 3078 bytes"),
+        (bytes([200]) + bytes(3072), "must hold labels from 0 to 9, got 200"),
+    ],
+)
+def test_a_corrupt_cifar10_file_is_refused(tmp_path, content, message):
+    write_cifar10(tmp_path)
+    path = tmp_path / "data_batch_2.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(path)) + " " + message + ": fetch it again"):
+        load_cifar10(data_dir=tmp_path)
 
 
 @pytest.mark.skipif(not FASHION_DIR.is_dir(), reason=f"no {FASHION_DIR}: apt install dataset-fashion-mnist")

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from simic.tasks.hosts import conv_host, mlp_host, slot_names
+from simic.tasks.hosts import conv_host, mlp_host, plain_mlp_host, slot_names, transformer_host
 
 HOSTS = pytest.mark.parametrize(
     ("make", "shape"),
     [
         (lambda: mlp_host(64, 7, 3, 10), (64,)),
+        (lambda: plain_mlp_host(64, 7, 3, 10), (64,)),
         (lambda: conv_host(2, 7, 2, 10, 1), (2, 40)),
         (lambda: conv_host(2, 7, 2, 10, 2), (2, 8, 8)),
     ],
-    ids=["mlp", "conv1d", "conv2d"],
+    ids=["mlp", "plain-mlp", "conv1d", "conv2d"],
 )
 
 
@@ -61,6 +62,52 @@ def test_hosts_stack_with_vmap(make, shape):
     torch.testing.assert_close(stacked, torch.stack([host(own) for host, own in zip(hosts, x, strict=True)]))
 
 
+TOKENS = torch.arange(20).reshape(2, 10) * 7 % 11
+
+
+def test_a_transformer_has_width_features_at_every_slot():
+    host, x = transformer_host(11, 10, 8, 2), TOKENS
+    assert [name for name, _ in host.named_children()] == ["stem", "block1", "block2", "head"]
+    for name in slot_names(3):
+        x = host.get_submodule(name)(x)
+        assert x.shape == (2, 10, 8)
+    assert host.get_submodule("head")(x).shape == (2, 10, 11)
+
+
+@pytest.mark.parametrize("position", range(10))
+def test_a_later_token_does_not_change_earlier_logits(position):
+    host, changed = transformer_host(11, 10, 8, 2), TOKENS.clone()
+    changed[:, position] = (changed[:, position] + 1) % 11
+    same = (host(TOKENS) == host(changed)).all(-1)
+    assert same[:, :position].all()
+    assert not same[:, position:].any()
+
+
+def test_a_transformer_knows_the_order_of_the_past():
+    host, swapped = transformer_host(11, 10, 8, 1), TOKENS[:, [1, 0, *range(2, 10)]]
+    assert not torch.isclose(host(TOKENS)[:, 5:], host(swapped)[:, 5:]).all(-1).any()
+
+
+def test_attention_agrees_with_torch():
+    torch.manual_seed(0)
+    block = transformer_host(11, 10, 8, 1).get_submodule("block1")
+    qkv = torch.randn(2, 10, 24)
+    q, k, v = (part.reshape(2, 10, 4, 2).transpose(1, 2) for part in qkv.split(8, dim=-1))
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(block.attend(qkv), expected.transpose(1, 2).reshape(2, 10, 8))
+
+
+def test_transformers_stack_with_vmap():
+    hosts = [transformer_host(11, 10, 8, 2) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(list[nn.Module](hosts))
+
+    def logits(parameters, x):
+        return torch.func.functional_call(hosts[0], (parameters, buffers), (x,))
+
+    stacked = torch.vmap(logits, in_dims=(0, None))(parameters, TOKENS)
+    torch.testing.assert_close(stacked, torch.stack([host(TOKENS) for host in hosts]))
+
+
 def test_blocks_halve_the_resolution():
     host, x = conv_host(1, 4, 2, 10, 2), torch.randn(1, 1, 8, 8)
     sizes = []
@@ -77,11 +124,16 @@ def count(host: nn.Module) -> int:
 def test_parameter_counts_by_hand():
     # Linear 64*8+8 and 8*8+8, a norm of 16 after each, head 8*10+10.
     assert count(mlp_host(64, 8, 2, 10)) == 520 + 16 + 72 + 16 + 90
+    assert count(plain_mlp_host(64, 8, 2, 10)) == 520 + 72 + 90
+    # Embedding 11*8 and 10*8; a block's norms 4*8, attention 8*24+24 and 8*8+8, MLP 8*16+16 and 16*8+8; norm, head.
+    assert count(transformer_host(11, 10, 8, 1)) == 88 + 80 + 32 + 216 + 72 + 144 + 136 + 16 + 99
     # 3x3 convolutions without bias 9*6 and 36*9, a norm of 12 after each, head 6*10+10.
     assert count(conv_host(1, 6, 1, 10, 2)) == 54 + 12 + 324 + 12 + 70
 
 
-@pytest.mark.parametrize("make", [lambda: mlp_host(4, 3, 1, 2), lambda: conv_host(1, 3, 0, 2, 1)])
+@pytest.mark.parametrize(
+    "make", [lambda: mlp_host(4, 3, 1, 2), lambda: conv_host(1, 3, 0, 2, 1), lambda: transformer_host(5, 4, 3, 0)]
+)
 def test_the_smallest_host_is_a_stem_and_a_head(make):
     assert [name for name, _ in make().named_children()] == ["stem", "head"]
 
@@ -92,6 +144,9 @@ def test_the_smallest_host_is_a_stem_and_a_head(make):
         (lambda: mlp_host(0, 8, 3, 10), "in_features must be above zero, got 0"),
         (lambda: mlp_host(64, -1, 3, 10), "width must be above zero, got -1"),
         (lambda: mlp_host(64, 8, 0, 10), "depth must be above zero, got 0"),
+        (lambda: plain_mlp_host(64, 8, 3, 0), "num_classes must be above zero, got 0"),
+        (lambda: transformer_host(0, 10, 8, 1), "num_tokens must be above zero, got 0"),
+        (lambda: transformer_host(11, 10, 8, -1), "num_blocks must not be negative, got -1"),
         (lambda: conv_host(1, 0, 2, 10, 2), "width must be above zero, got 0"),
         (lambda: conv_host(1, 8, -1, 10, 2), "num_blocks must not be negative, got -1"),
         (lambda: conv_host(1, 8, 2, 10, 3), r"dims must be 1 \(Conv1d\) or 2 \(Conv2d\), got 3"),

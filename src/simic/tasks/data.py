@@ -28,6 +28,10 @@ MNIST1D_RNG_SEED = 1
 """Decides the samples of mnist1d."""
 SHUFFLE_RNG_SEED = 2
 """Decides the one permutation of the points of shuffled mnist1d."""
+CIFAR10_DIR = Path("cifar-10-batches-bin")
+"""What the archive of CIFAR-10's binary version unpacks to."""
+CIFAR10_RECORD = 1 + 3 * 32 * 32
+"""Bytes of one image: a label, then the red, green and blue planes."""
 FASHION_DIR = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist installs its files."""
 
@@ -77,8 +81,8 @@ def load_digits(*, flat: bool = False, train_size: int | None = None) -> Data:
 
     pixels, labels = sklearn_digits(return_X_y=True)
     shape = (-1, 64) if flat else (-1, 1, 8, 8)
-    test, validation, train = _split((pixels.reshape(shape), labels), (360, 360), train_size=train_size)
-    return _normalised(train=train, validation=validation, test=test)
+    test, validation, train = deal((pixels.reshape(shape), labels), (360, 360), train_size=train_size)
+    return normalised(train=train, validation=validation, test=test)
 
 
 @cache
@@ -87,8 +91,8 @@ def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Da
     curves, labels = mnist1d.generate(6_000, rng_seed=MNIST1D_RNG_SEED)
     if shuffled:
         curves = curves[:, np.random.default_rng(SHUFFLE_RNG_SEED).permutation(mnist1d.NUM_POINTS)]
-    test, validation, train = _split((curves[:, None], labels), (1_000, 1_000), train_size=train_size)
-    return _normalised(train=train, validation=validation, test=test)
+    test, validation, train = deal((curves[:, None], labels), (1_000, 1_000), train_size=train_size)
+    return normalised(train=train, validation=validation, test=test)
 
 
 @cache
@@ -100,8 +104,36 @@ def load_fashion(*, train_size: int | None = 10_000, data_dir: Path = FASHION_DI
         for kind in ("images-idx3", "labels-idx1")
     ]
     images, labels, test_images, test_labels = (read_idx(path) for path in paths)
-    validation, train = _split((images[:, None], labels), (5_000,), train_size=train_size)
-    return _normalised(train=train, validation=validation, test=(test_images[:, None], test_labels))
+    validation, train = deal((images[:, None], labels), (5_000,), train_size=train_size)
+    return normalised(train=train, validation=validation, test=(test_images[:, None], test_labels))
+
+
+@cache
+def load_cifar10(*, train_size: int | None = 10_000, data_dir: Path = CIFAR10_DIR) -> Data:
+    """CIFAR-10, inputs (N, 3, 32, 32): train and a tenth for validation of the five batches, the official test."""
+    batches = [_read_cifar10(data_dir / f"data_batch_{number}.bin") for number in range(1, 6)]
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    test = _read_cifar10(data_dir / "test_batch.bin")
+    validation, train = deal((images, labels), (max(1, len(images) // 10),), train_size=train_size)
+    return normalised(train=train, validation=validation, test=test)
+
+
+def _read_cifar10(path: Path) -> Samples:
+    """Images (N, 3, 32, 32) and labels of one file."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"CIFAR-10 needs {path.name} but {path.parent} has none: fetch cifar-10-binary.tar.gz from "
+            "https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and pass its directory as data_dir"
+        )
+    content = np.fromfile(path, np.uint8)
+    if not len(content) or len(content) % CIFAR10_RECORD:
+        raise ValueError(
+            f"{path} must hold images of {CIFAR10_RECORD} bytes each, got {len(content)} bytes: fetch it again"
+        )
+    records = content.reshape(-1, CIFAR10_RECORD)
+    if records[:, 0].max() > 9:
+        raise ValueError(f"{path} must hold labels from 0 to 9, got {records[:, 0].max()}: fetch it again")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -132,7 +164,7 @@ def _find_idx(data_dir: Path, name: str) -> Path:
     )
 
 
-def _split(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -> Iterator[Samples]:
+def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -> Iterator[Samples]:
     """Deal shuffled samples: one split of each size in `held_out`, then train_size of the rest (all if None)."""
     x, y = samples
     if len(x) != len(y):
@@ -149,11 +181,18 @@ def _split(samples: Samples, held_out: Sequence[int], *, train_size: int | None)
         yield x[chosen], y[chosen]
 
 
-def _normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
-    """Splits as float32 inputs and int64 labels; one mean and deviation, of the training inputs, for all."""
+def normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
+    """The splits with inputs scaled by one mean and deviation, of the training inputs, for all."""
     mean, deviation = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
+    train, validation, test = (((x - mean) / deviation, y) for x, y in (train, validation, test))
+    return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
+
+
+def as_data(*, train: Samples, validation: Samples, test: Samples, num_classes: int) -> Data:
+    """The splits as tensors: inputs float32, or int64 if they are tokens; labels int64."""
     tensors = {}
     for name, (x, y) in (("train", train), ("validation", validation), ("test", test)):
-        tensors[f"{name}_x"] = torch.from_numpy(((x - mean) / deviation).astype(np.float32))
-        tensors[f"{name}_y"] = torch.from_numpy(y.astype(np.int64))
+        dtype = np.int64 if np.issubdtype(x.dtype, np.integer) else np.float32
+        tensors[f"{name}_x"] = torch.from_numpy(np.ascontiguousarray(x, dtype))
+        tensors[f"{name}_y"] = torch.from_numpy(np.ascontiguousarray(y, np.int64))
     return Data(**tensors, num_classes=num_classes)

@@ -3,12 +3,15 @@
 Every segment before the head puts out `width` features, whatever its resolution. Norms see one sample at a time
 (no batch norm), so that hosts can be stacked with vmap. Weights come from torch's global rng: seed it first.
 
-Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width).
+Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width); transformer
+tokens (B, L), between segments (B, L, C).
 """
 
+import math
 from collections import OrderedDict
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 CONV_LAYERS = {1: (nn.Conv1d, nn.AdaptiveAvgPool1d), 2: (nn.Conv2d, nn.AdaptiveAvgPool2d)}
 """Spatial dimensions -> convolution and pooling."""
@@ -31,6 +34,16 @@ def mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.S
     return nn.Sequential(segments)
 
 
+def plain_mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.Sequential:
+    """An MLP without norms, for hosts so narrow that a norm would cost them a feature and ReLU would kill some."""
+    check_positive(in_features=in_features, width=width, depth=depth, num_classes=num_classes)
+    segments = OrderedDict[str, nn.Module]()
+    for name in slot_names(depth):
+        segments[name] = nn.Sequential(nn.Linear(width if segments else in_features, width), nn.GELU())
+    segments["head"] = nn.Linear(width, num_classes)
+    return nn.Sequential(segments)
+
+
 def conv_host(in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int) -> nn.Sequential:
     """A stem at full resolution, blocks that each halve it, then average pooling and a linear head."""
     check_positive(in_channels=in_channels, width=width, num_classes=num_classes)
@@ -47,6 +60,53 @@ def conv_host(in_channels: int, width: int, num_blocks: int, num_classes: int, d
         segments[name] = nn.Sequential(layer, nn.GroupNorm(1, width), nn.ReLU())
     segments["head"] = nn.Sequential(pool(1), nn.Flatten(), nn.Linear(width, num_classes))
     return nn.Sequential(segments)
+
+
+def transformer_host(num_tokens: int, length: int, width: int, num_blocks: int) -> nn.Sequential:
+    """An embedding stem, blocks of causal attention and an MLP, then a norm and a linear head for the next token."""
+    check_positive(num_tokens=num_tokens, length=length, width=width)
+    if num_blocks < 0:
+        raise ValueError(f"num_blocks must not be negative, got {num_blocks}: 0 gives a stem and a head")
+    segments = OrderedDict[str, nn.Module]()
+    for name in slot_names(num_blocks + 1):
+        segments[name] = TransformerBlock(width) if segments else TokenEmbedding(num_tokens, length, width)
+    segments["head"] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_tokens))
+    return nn.Sequential(segments)
+
+
+class TokenEmbedding(nn.Module):
+    """What a token is plus where it stands, both learned."""
+
+    def __init__(self, num_tokens: int, length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(num_tokens, width)
+        self.position = nn.Parameter(0.1 * torch.randn(length, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position[: tokens.shape[-1]]
+
+
+class TransformerBlock(nn.Module):
+    """Attention over the past, then an MLP, each with its norm before it and added to the stream."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_heads = math.gcd(width, 4)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(self.attend(self.qkv(self.attention_norm(x))))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Mix each position's value with those before it."""
+        q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).movedim(-3, 0).transpose(-3, -2)  # (B, heads, L, head)
+        # Written out: vmap has no rule for torch's fused attention on the CPU.
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        return (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(-3, -2).flatten(-2)
 
 
 def check_positive(**sizes: float) -> None:

@@ -3,9 +3,10 @@
 import difflib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,26 @@ from torch.nn.functional import cross_entropy
 
 from simic.passes import evaluating
 from simic.tasks import DEFAULT_TASK
-from simic.tasks.data import Data, load_digits, load_fashion, load_mnist1d
-from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names
+from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
+from simic.tasks.draws import Draws, HostTask
+from simic.tasks.generated import Spirals, Teacher, Traits, load_spirals, load_teacher
+from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names, transformer_host
+from simic.tasks.text import load_chars
 
 EVALUATION_CHUNK = 2_000
 """Samples per forward pass of `evaluate`."""
+Optimizer = Literal["adamw", "sgd"]
+SGD_MOMENTUM = 0.9
+"""Momentum of hosts trained with SGD."""
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of logits (..., K) and targets (...), averaged over all leading dimensions."""
+    return cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Share of targets, in [0, 1], that have the greatest logit."""
+    """Share of targets (...), in [0, 1], whose logit is the greatest of (..., K)."""
     return (logits.argmax(dim=-1) == targets).float().mean()
 
 
@@ -37,8 +49,14 @@ class Task:
     """Segments of the host after which a seed may grow."""
     batch_size: int
     learning_rate: float
-    """For AdamW."""
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    """Of the optimizer; a drawn host has its own."""
+    optimizer: Optimizer = "adamw"
+    """SGD has momentum 0.9."""
+    draws: Draws = field(default_factory=Draws)
+    """What differs from host to host; by default nothing."""
+    traits: Traits = field(default_factory=dict)
+    """What was drawn to make the task, for analysis; its hosts inherit them."""
+    loss: Callable[[Tensor, Tensor], Tensor] = mean_cross_entropy
     """(logits, targets) -> mean loss over the batch."""
     metric: Callable[[Tensor, Tensor], Tensor] = accuracy
     """(logits, targets) -> mean score over the batch, in [0, 1], the higher the better."""
@@ -47,6 +65,19 @@ class Task:
         check_positive(batch_size=self.batch_size, learning_rate=self.learning_rate)
         if not self.slots:
             raise ValueError(f"task {self.name} needs at least one slot, got none: name a segment of its host")
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+
+    def draw(self, rng_seed: int) -> HostTask:
+        """Data and learning rate of one host, of the same shapes for all: determined by the task and the rng seed."""
+        host = self.draws.host(self.data, self.learning_rate, rng_seed)
+        return replace(host, traits=self.traits | host.traits)
+
+    def for_host(self, host: HostTask) -> "Task":
+        """The task as one drawn host sees it, to train that host alone."""
+        return replace(
+            self, data=host.data, learning_rate=host.learning_rate, draws=Draws(), traits=self.traits | host.traits
+        )
 
     @property
     def random_guess_loss(self) -> float:
@@ -79,15 +110,24 @@ def evaluate(model: nn.Module, task: Task, split: str = "validation") -> dict[st
 
 HostBuilder = Callable[[Data, int, int], Callable[[], nn.Sequential]]
 """(data, width, num_slots) -> make_host."""
+MLP = Callable[[int, int, int, int], nn.Sequential]
+"""(in_features, width, depth, num_classes) -> host."""
 
 
-def _mlp(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
-    return partial(mlp_host, data.train_x.shape[1], width, num_slots, data.num_classes)
+def mlp_for(data: Data, width: int, num_slots: int, *, host: MLP = mlp_host) -> Callable[[], nn.Sequential]:
+    """An MLP host for these inputs."""
+    return partial(host, data.train_x.shape[1], width, num_slots, data.num_classes)
 
 
-def _conv(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
+def conv_for(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
+    """A convolutional host for these inputs."""
     channels, dims = data.train_x.shape[1], data.train_x.ndim - 2
     return partial(conv_host, channels, width, num_slots - 1, data.num_classes, dims)
+
+
+def transformer_for(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
+    """A causal transformer host for these tokens."""
+    return partial(transformer_host, data.num_classes, data.train_x.shape[1], width, num_slots - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +142,45 @@ class Preset:
     batch_size: int
     learning_rate: float
     reads_files: bool = False
+    draws: Draws = field(default_factory=Draws)
 
 
 PRESETS: dict[str, Preset] = {
-    "digits-mlp": Preset(load=partial(load_digits, flat=True), host=_mlp, width=8, batch_size=64, learning_rate=3e-3),
-    "digits-cnn": Preset(load=load_digits, host=_conv, width=6, batch_size=64, learning_rate=1e-2),
-    "mnist1d-cnn": Preset(load=load_mnist1d, host=_conv, width=6, batch_size=128, learning_rate=1e-2),
-    "mnist1d-shuffled": Preset(
-        load=partial(load_mnist1d, shuffled=True), host=_conv, width=6, batch_size=128, learning_rate=1e-2
+    "digits-mlp": Preset(
+        load=partial(load_digits, flat=True), host=mlp_for, width=8, batch_size=64, learning_rate=3e-3
     ),
-    "fashion-cnn": Preset(load=load_fashion, host=_conv, width=8, batch_size=128, learning_rate=1e-2, reads_files=True),
+    "digits-cnn": Preset(load=load_digits, host=conv_for, width=6, batch_size=64, learning_rate=1e-2),
+    "mnist1d-cnn": Preset(load=load_mnist1d, host=conv_for, width=6, batch_size=128, learning_rate=1e-2),
+    "mnist1d-shuffled": Preset(
+        load=partial(load_mnist1d, shuffled=True), host=conv_for, width=6, batch_size=128, learning_rate=1e-2
+    ),
+    "spirals-mlp": Preset(
+        load=load_spirals,
+        host=mlp_for,
+        width=8,
+        batch_size=64,
+        learning_rate=1e-2,
+        draws=Draws(concepts=(Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1, 0.2)),)),
+    ),
+    "teacher-mlp": Preset(
+        load=load_teacher,
+        host=mlp_for,
+        width=8,
+        batch_size=64,
+        learning_rate=1e-2,
+        draws=Draws(concepts=(Teacher(hidden=(0, 0, 4, 8, 16)),)),
+    ),
+    "fashion-cnn": Preset(
+        load=load_fashion, host=conv_for, width=8, batch_size=128, learning_rate=1e-2, reads_files=True
+    ),
+    "cifar10-cnn": Preset(
+        load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2, reads_files=True
+    ),
+    "chars-transformer": Preset(
+        load=load_chars, host=transformer_for, width=16, batch_size=64, learning_rate=3e-3, reads_files=True
+    ),
 }
-"""A new task is one loader in data.py, a host in hosts.py if none fits, and one row here."""
+"""A new task is one loader, a host in hosts.py if none fits, and one row here."""
 
 
 def make_task(
@@ -142,6 +209,7 @@ def make_task(
         slots=slot_names(num_slots),
         batch_size=preset.batch_size,
         learning_rate=preset.learning_rate,
+        draws=preset.draws,
     )
 
 

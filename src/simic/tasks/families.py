@@ -1,0 +1,161 @@
+"""Task families: tasks drawn at random, so that hosts differ in how much growth pays: some need none, some a lot.
+
+A family draws an architecture, which makes a task; the task draws what each of its hosts learns. What one split draws
+no other does: widths, difficulties and random streams differ, and held_out goes beyond what train has seen.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, product
+from typing import Literal, get_args
+
+import numpy as np
+
+from simic.tasks import DEFAULT_FAMILY
+from simic.tasks.draws import Draws
+from simic.tasks.generated import Spirals, Teacher, load_teacher
+from simic.tasks.hosts import plain_mlp_host, slot_names
+from simic.tasks.task import PRESETS, Preset, Task, mlp_for
+
+Split = Literal["train", "validation", "held_out"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What the tasks of one split are drawn from, each field on its own and uniformly."""
+
+    presets: tuple[Preset, ...]
+    """Data, kind of host, batch size and learning rate."""
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    """Segments before the head; a task has a slot after one of them, some or all."""
+    draws: Draws
+    """What differs between the hosts of a task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFamily:
+    """Tasks that one controller should master."""
+
+    name: str
+    description: str
+    ranges: Mapping[Split, Ranges]
+
+    def __post_init__(self) -> None:
+        if set(self.ranges) != set(SPLITS):
+            raise ValueError(f"family {self.name} needs ranges for {', '.join(SPLITS)}, got {', '.join(self.ranges)}")
+        for one, other in combinations(SPLITS, 2):
+            shared = set(self.ranges[one].widths) & set(self.ranges[other].widths)
+            if shared:
+                raise ValueError(
+                    f"family {self.name}: splits must not share widths, got {sorted(shared)} in {one} and {other}"
+                )
+
+    def draw_task(self, rng_seed: int, split: Split = "train") -> Task:
+        """A task of its own architecture, determined by family, split and rng seed."""
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        if rng_seed < 0:
+            raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
+        ranges, stream = self.ranges[split], (SPLITS.index(split), rng_seed)
+        rng = np.random.default_rng(stream)
+        preset = ranges.presets[rng.integers(len(ranges.presets))]
+        width, depth = int(rng.choice(ranges.widths)), int(rng.choice(ranges.depths))
+        num_slots = int(rng.integers(1, depth, endpoint=True))
+        with_slot = sorted(rng.choice(depth, num_slots, replace=False))
+        data = preset.load()
+        task = Task(
+            name=f"{self.name}-{split}-{rng_seed}",
+            data=data,
+            make_host=preset.host(data, width, depth),
+            slots=tuple(slot_names(depth)[index] for index in with_slot),
+            batch_size=preset.batch_size,
+            learning_rate=preset.learning_rate,
+            draws=replace(ranges.draws, stream=stream),
+            traits={"width": width, "depth": depth, "num_slots": num_slots},
+        )
+        if not ranges.draws.concepts:
+            return task
+        # A problem of the task's own, from a stream that no host draws from.
+        own = replace(task.draws, stream=(*stream, 0)).host(data, task.learning_rate, rng_seed)
+        return replace(task, data=own.data)
+
+
+def find_family(name: str = DEFAULT_FAMILY) -> TaskFamily:
+    """The family of that name; an unknown one raises with close matches."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    hint = " or ".join(difflib.get_close_matches(name, FAMILIES)) or ", ".join(FAMILIES)
+    raise ValueError(f"no task family is named {name!r}; did you mean {hint}?")
+
+
+GENERATED = tuple(
+    Preset(
+        load=partial(load_teacher, in_features=in_features, num_classes=num_classes),
+        host=partial(mlp_for, host=plain_mlp_host),
+        width=8,
+        batch_size=64,
+        learning_rate=2e-2,
+    )
+    for in_features, num_classes in product((2, 4, 8, 16), (2, 3, 4, 5))
+)
+"""Input features and classes of the mlp family; draws replace the data."""
+DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
+
+
+def _mlp_draws(*, turns: tuple[float, ...], hidden: tuple[int, ...]) -> Draws:
+    return Draws(
+        concepts=(Spirals(turns=turns, noise=(0.05, 0.1)), Teacher(hidden=hidden)),
+        data_share=(1.0, 0.5, 0.25, 0.125),
+        label_noise=(0.0, 0.1, 0.2, 0.3),
+        rate_factor=(0.5, 1.5),
+    )
+
+
+def _digits_draws(data_share: tuple[float, ...]) -> Draws:
+    return Draws(data_share=data_share, label_noise=(0.0, 0.0, 0.15, 0.4), rate_factor=(0.5, 2.0))
+
+
+FAMILIES: dict[str, TaskFamily] = {
+    "mlp": TaskFamily(
+        name="mlp",
+        description="Tiny MLPs on spirals and random teachers of 2 to 16 inputs and 2 to 5 classes.",
+        ranges={
+            "train": Ranges(
+                presets=GENERATED,
+                widths=(4, 4, 4, 6, 10, 10, 24),
+                depths=(1, 1, 2, 2, 3),
+                draws=_mlp_draws(turns=(0.0, 0.5, 1.0, 1.5), hidden=(0, 0, 4, 16)),
+            ),
+            "validation": Ranges(
+                presets=GENERATED,
+                widths=(5, 5, 8, 8, 20),
+                depths=(1, 1, 2, 2, 3),
+                draws=_mlp_draws(turns=(0.1, 0.75, 1.25), hidden=(2, 8)),
+            ),
+            "held_out": Ranges(
+                presets=GENERATED,
+                widths=(3, 3, 7, 12, 32),
+                depths=(1, 2, 4),
+                draws=_mlp_draws(turns=(0.05, 0.6, 1.1, 1.75), hidden=(3, 6, 32)),
+            ),
+        },
+    ),
+    "digits": TaskFamily(
+        name="digits",
+        description="MLPs and convolutional networks on scikit-learn's digits, with fewer samples and wrong labels.",
+        ranges={
+            "train": Ranges(
+                presets=DIGITS, widths=(4, 6, 10, 16), depths=(1, 2, 3), draws=_digits_draws((1.0, 0.3, 0.1))
+            ),
+            "validation": Ranges(presets=DIGITS, widths=(5, 8, 12), depths=(1, 2, 3), draws=_digits_draws((0.6, 0.2))),
+            "held_out": Ranges(
+                presets=DIGITS, widths=(7, 14, 20), depths=(2, 4), draws=_digits_draws((0.8, 0.15, 0.05))
+            ),
+        },
+    ),
+}
+"""A new family is one row."""

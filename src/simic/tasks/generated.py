@@ -1,0 +1,130 @@
+"""Generated problems whose need for capacity is set by a number: spirals that wind and teachers that hide layers.
+
+Shapes: M samples of D features; K classes. Every draw comes from the generator that is passed in.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simic.tasks.data import Data, Samples, as_data, deal
+
+Traits = dict[str, float | str]
+"""What was drawn, by name."""
+NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 512, 256, 512
+"""Sizes of the presets' splits."""
+REFERENCE_RNG_SEED = 3
+"""Decides the samples of the presets' own data."""
+
+
+class Concept(Protocol):
+    """A kind of problem, and the difficulties it comes in."""
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """Inputs (M, D) of about unit variance, labels (M,), and the difficulty that was drawn."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spirals:
+    """One spiral arm per class, winding from the middle of a disc; the disc lies in a random plane of the inputs."""
+
+    turns: tuple[float, ...]
+    """Windings of an arm, drawn from these: 0 gives wedges, which a linear model can tell apart."""
+    noise: tuple[float, ...] = (0.1,)
+    """Deviation of a point's angle as a share of the angle between two arms, drawn from these: 0.2 confuses 1 %."""
+
+    def __post_init__(self) -> None:
+        _check_choices(turns=self.turns, noise=self.noise)
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """Points uniform over the disc but for the gaps between arms."""
+        if in_features < 2:
+            raise ValueError(f"spirals need at least two input features, got {in_features}")
+        turns, noise = float(rng.choice(self.turns)), float(rng.choice(self.noise))
+        labels = _balanced_labels(rng, num_samples, num_classes)
+        radius = np.sqrt(rng.uniform(size=num_samples))
+        arm = labels + noise * rng.standard_normal(num_samples)
+        angle = 2 * math.pi * (turns * radius + arm / num_classes)
+        in_plane = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)  # (M, 2), variance 1/4 each
+        plane, _ = np.linalg.qr(rng.standard_normal((in_features, 2)))
+        points = math.sqrt(2 * in_features) * in_plane @ plane.T
+        return (points, labels), {"concept": "spirals", "turns": turns, "noise": noise}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """Labels from a random network: what a host must rediscover from normally distributed inputs."""
+
+    hidden: tuple[int, ...]
+    """Hidden units of the teacher, drawn from these; 0 is a linear teacher."""
+    gain: float = 2.0
+    """How sharply a hidden unit switches."""
+
+    def __post_init__(self) -> None:
+        _check_choices(hidden=self.hidden)
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """Logits are standardised per class, so that no class takes all samples."""
+        hidden = int(rng.choice(self.hidden))
+        inputs = rng.standard_normal((num_samples, in_features))
+        features = inputs
+        if hidden:
+            directions = rng.standard_normal((in_features, hidden)) / math.sqrt(in_features)
+            features = np.tanh(self.gain * (inputs @ directions + rng.standard_normal(hidden)))
+        logits = features @ rng.standard_normal((features.shape[1], num_classes))
+        labels = ((logits - logits.mean(axis=0)) / logits.std(axis=0)).argmax(axis=1)
+        return (inputs, labels), {"concept": "teacher", "hidden": hidden}
+
+
+def generate_data(
+    concept: Concept, rng: np.random.Generator, *, sizes: tuple[int, int, int], in_features: int, num_classes: int
+) -> tuple[Data, Traits]:
+    """A data set of one concept; `sizes` are those of train, validation and test."""
+    (x, y), traits = concept.generate(rng, num_samples=sum(sizes), in_features=in_features, num_classes=num_classes)
+    ends = np.cumsum(sizes)
+    train, validation, test = zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True)
+    return as_data(train=train, validation=validation, test=test, num_classes=num_classes), traits
+
+
+@cache
+def load_spirals(*, train_size: int | None = None) -> Data:
+    """Three arms of one turn in the plane, 512/256/512 inputs (M, 2)."""
+    return _reference(Spirals(turns=(1.0,)), in_features=2, num_classes=3, train_size=train_size)
+
+
+@cache
+def load_teacher(*, in_features: int = 8, num_classes: int = 3, train_size: int | None = None) -> Data:
+    """A teacher of 8 hidden units, 512/256/512 inputs (M, in_features)."""
+    return _reference(Teacher(hidden=(8,)), in_features=in_features, num_classes=num_classes, train_size=train_size)
+
+
+def _reference(concept: Concept, *, in_features: int, num_classes: int, train_size: int | None) -> Data:
+    samples, _ = concept.generate(
+        np.random.default_rng(REFERENCE_RNG_SEED),
+        num_samples=NUM_TRAIN + NUM_VALIDATION + NUM_TEST,
+        in_features=in_features,
+        num_classes=num_classes,
+    )
+    test, validation, train = deal(samples, (NUM_TEST, NUM_VALIDATION), train_size=train_size)
+    return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
+
+
+def _balanced_labels(rng: np.random.Generator, num_samples: int, num_classes: int) -> NDArray[np.int64]:
+    return rng.permutation(np.arange(num_samples) % num_classes)
+
+
+def _check_choices(**choices: tuple[float, ...]) -> None:
+    for name, values in choices.items():
+        if not values or min(values) < 0:
+            raise ValueError(f"{name} must list at least one number, none negative, got {values}")

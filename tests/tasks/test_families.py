@@ -1,0 +1,120 @@
+"""Families: tasks determined by split and rng seed, splits that share nothing, hosts that fit their data."""
+
+import pickle
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+
+from simic.tasks import DEFAULT_FAMILY, FamilyName
+from simic.tasks.families import FAMILIES, SPLITS, Ranges, TaskFamily, find_family
+
+EVERY = pytest.mark.parametrize("name", FAMILIES)
+
+
+def architecture(task) -> tuple:
+    return (str(task.make_host()), task.slots, task.data.train_x.shape[1:])
+
+
+@EVERY
+@pytest.mark.parametrize("split", SPLITS)
+def test_tasks_fit_together(name, split):
+    for rng_seed in range(6):
+        task = find_family(name).draw_task(rng_seed, split)
+        host = task.make_host()
+        segments = [segment for segment, _ in host.named_children()]
+        assert list(task.slots) == [segment for segment in segments[:-1] if segment in task.slots]
+        assert task.traits["depth"] == len(segments) - 1 >= len(task.slots) == task.traits["num_slots"] >= 1
+        x, y = task.draw(rng_seed).data.split("train")
+        assert host(x[:3]).shape == (3, task.data.num_classes)
+        task.loss(host(x[:3]), y[:3]).backward()
+
+
+@EVERY
+def test_the_rng_seed_decides_the_task(name):
+    family = find_family(name)
+    first, again = family.draw_task(4), family.draw_task(4)
+    assert architecture(first) == architecture(again)
+    assert first.traits == again.traits
+    assert torch.equal(first.data.train_x, again.data.train_x)
+    assert torch.equal(first.draw(2).data.train_y, again.draw(2).data.train_y)
+    assert len({architecture(family.draw_task(rng_seed)) for rng_seed in range(30)}) > 12
+
+
+def test_tasks_of_the_mlp_family_have_data_of_their_own():
+    tasks = [find_family("mlp").draw_task(rng_seed, split) for rng_seed in range(8) for split in SPLITS]
+    samples = {tuple(task.draw(0).data.train_x[0].tolist()) for task in tasks}
+    assert len(samples | {tuple(task.data.train_x[0].tolist()) for task in tasks}) == 2 * len(tasks)
+    assert {len(task.data.train_x) for task in tasks} == {512}
+
+
+@EVERY
+def test_splits_share_neither_architectures_nor_difficulties(name):
+    widths, cells, depths = {}, {}, {}
+    for split in SPLITS:
+        tasks = [find_family(name).draw_task(rng_seed, split) for rng_seed in range(20)]
+        hosts = [task.draw(rng_seed).traits for task in tasks for rng_seed in range(6)]
+        widths[split] = {traits["width"] for traits in hosts}
+        depths[split] = {traits["depth"] for traits in hosts}
+        keys = ("concept", "turns", "hidden") if name == "mlp" else ("data_size",)
+        cells[split] = {tuple(traits.get(key) for key in keys) for traits in hosts}
+    for one, other in (("train", "validation"), ("train", "held_out"), ("validation", "held_out")):
+        assert not widths[one] & widths[other]
+        assert not cells[one] & cells[other]
+    assert depths["held_out"] - depths["train"]
+    assert max(widths["held_out"]) > max(widths["train"])
+
+
+@EVERY
+def test_splits_draw_from_different_streams(name):
+    family = find_family(name)
+    # With equal ranges the hosts of two splits would still differ.
+    draws = [replace(family.draw_task(3, split).draws, concepts=(), data_share=(0.5,)) for split in SPLITS]
+    data = find_family("digits").draw_task(0).data
+    labels = [each.host(data, 0.1, rng_seed=0).data.train_y for each in draws]
+    assert not torch.equal(labels[0], labels[1])
+    assert not torch.equal(labels[0], labels[2])
+    assert not torch.equal(labels[1], labels[2])
+
+
+def test_digits_hosts_share_what_is_not_drawn():
+    task = find_family("digits").draw_task(0)
+    hosts = [task.draw(rng_seed).data for rng_seed in range(20)]
+    assert all(host.test_x is task.data.test_x for host in hosts)
+    assert any(host is task.data for host in hosts)
+    assert any(host.train_x is not task.data.train_x for host in hosts)
+
+
+def test_tasks_travel_to_other_processes():
+    task = find_family("mlp").draw_task(0)
+    copy = pickle.loads(pickle.dumps(task))
+    assert str(copy.make_host()) == str(task.make_host())
+    assert torch.equal(copy.draw(1).data.train_x, task.draw(1).data.train_x)
+
+
+def test_families_are_found_by_name():
+    assert find_family().name == DEFAULT_FAMILY == "mlp"
+    assert set(FAMILIES) == set(get_args(FamilyName))
+    assert all(family.name == name and family.description for name, family in FAMILIES.items())
+    with pytest.raises(ValueError, match="no task family is named 'digit'; did you mean digits"):
+        find_family("digit")
+    with pytest.raises(ValueError, match="no task family is named 'xyz'; did you mean mlp, digits"):
+        find_family("xyz")
+
+
+def family_of(**ranges: Ranges) -> TaskFamily:
+    return TaskFamily(name="own", description="", ranges=ranges)
+
+
+def test_bad_arguments_are_refused():
+    ranges = FAMILIES["mlp"].ranges
+    with pytest.raises(ValueError, match="split must be one of train, validation, held_out, got 'test'"):
+        find_family().draw_task(0, "test")
+    with pytest.raises(ValueError, match="rng_seed must not be negative, got -1"):
+        find_family().draw_task(-1)
+    with pytest.raises(ValueError, match="family own needs ranges for train, validation, held_out, got train"):
+        family_of(train=ranges["train"])
+    shared = replace(ranges["held_out"], widths=(6, 50))
+    with pytest.raises(ValueError, match=r"splits must not share widths, got \[6\] in train and held_out"):
+        family_of(train=ranges["train"], validation=ranges["validation"], held_out=shared)

@@ -1,0 +1,109 @@
+"""Generated problems: their geometry, what a linear model makes of them, and their difficulty."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from simic.tasks.generated import Spirals, Teacher, generate_data, load_spirals, load_teacher
+
+
+def linear_accuracy(concept, *, in_features: int, num_classes: int) -> float:
+    """How well a linear model fits 1,000 samples, the mean of three draws."""
+    scores = []
+    for rng_seed in range(3):
+        rng = np.random.default_rng(rng_seed)
+        (x, y), _ = concept.generate(rng, num_samples=1_000, in_features=in_features, num_classes=num_classes)
+        scores.append(LogisticRegression(C=100).fit(x, y).score(x, y))
+    return float(np.mean(scores))
+
+
+def test_spirals_without_noise_lie_on_their_arms():
+    (x, y), traits = Spirals(turns=(1.5,), noise=(0.0,)).generate(
+        np.random.default_rng(0), num_samples=300, in_features=2, num_classes=3
+    )
+    assert traits == {"concept": "spirals", "turns": 1.5, "noise": 0.0}
+    radius = np.hypot(*x.T) / 2  # inputs of unit variance: the disc has radius 2
+    assert radius.max() <= 1
+    # Unwound and turned back by its arm, every point has the same angle: that of the random plane, perhaps mirrored.
+    for sign in (1, -1):
+        unwound = np.exp(1j * (sign * np.arctan2(x[:, 1], x[:, 0]) - 2 * math.pi * (1.5 * radius + y / 3)))
+        if abs(unwound.mean()) > 0.5:
+            np.testing.assert_allclose(unwound, unwound[0], atol=1e-6)
+            return
+    pytest.fail("the points lie on no spiral")
+
+
+def test_noise_confuses_as_many_as_stated():
+    (x, y), _ = Spirals(turns=(0.0,), noise=(0.25,)).generate(
+        np.random.default_rng(0), num_samples=20_000, in_features=2, num_classes=2
+    )
+    # Wrong beyond half the angle between arms, two deviations: 4.55 %, but for those who come round to the right side.
+    assert 1 - LogisticRegression().fit(x, y).score(x, y) == pytest.approx(0.0455, abs=0.006)
+
+
+@pytest.mark.parametrize("in_features", [2, 3, 16])
+def test_spirals_lie_in_a_plane_and_have_unit_variance(in_features):
+    (x, y), _ = Spirals(turns=(1.0,)).generate(
+        np.random.default_rng(0), num_samples=5_000, in_features=in_features, num_classes=5
+    )
+    assert np.linalg.matrix_rank(x, tol=1e-6) == 2
+    assert (x**2).mean() == pytest.approx(1, rel=0.05)
+    assert np.bincount(y).tolist() == [1000] * 5
+
+
+def test_more_turns_leave_less_to_a_linear_model():
+    scores = [linear_accuracy(Spirals(turns=(turns,)), in_features=4, num_classes=3) for turns in (0.0, 0.25, 0.5, 1.0)]
+    assert scores[0] > 0.99
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] < 0.6
+
+
+def test_hidden_units_leave_less_to_a_linear_model():
+    linear, hidden = (linear_accuracy(Teacher(hidden=(size,)), in_features=4, num_classes=3) for size in (0, 16))
+    assert linear > 0.98
+    assert hidden < 0.9
+
+
+def test_a_teacher_uses_every_class():
+    for rng_seed in range(5):
+        rng = np.random.default_rng(rng_seed)
+        (x, y), traits = Teacher(hidden=(4,)).generate(rng, num_samples=2_000, in_features=8, num_classes=5)
+        assert traits == {"concept": "teacher", "hidden": 4}
+        assert np.bincount(y, minlength=5).min() > 0
+        assert x.std() == pytest.approx(1, abs=0.05)
+
+
+def test_splits_have_the_sizes_asked_for():
+    data, _ = generate_data(
+        Teacher(hidden=(0,)), np.random.default_rng(0), sizes=(5, 3, 2), in_features=4, num_classes=3
+    )
+    assert [len(data.split(split)[0]) for split in ("train", "validation", "test")] == [5, 3, 2]
+
+
+@pytest.mark.parametrize(("load", "in_features"), [(load_spirals, 2), (load_teacher, 8)])
+def test_preset_data(load, in_features):
+    data = load()
+    assert data.train_x.shape == (512, in_features)
+    assert (len(data.validation_x), len(data.test_x)) == (256, 512)
+    assert load(train_size=20).train_y.tolist() == data.train_y[:20].tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Spirals(turns=()), r"turns must list at least one number, none negative, got \(\)"),
+        (lambda: Spirals(turns=(1.0,), noise=(-0.1,)), r"noise must list .* got \(-0.1,\)"),
+        (lambda: Teacher(hidden=(-1,)), r"hidden must list .* got \(-1,\)"),
+        (
+            lambda: Spirals(turns=(1.0,)).generate(
+                np.random.default_rng(0), num_samples=9, in_features=1, num_classes=2
+            ),
+            "spirals need at least two input features, got 1",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
