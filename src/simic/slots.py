@@ -222,7 +222,7 @@ def tick(slots: Slots, config: LifecycleConfig) -> None:
     in_play = slots.stage == Stage.BLENDING
     alpha = ramp_alpha(slots.alpha_start, slots.alpha_target, slots.ramp_step, slots.ramp_length, slots.ramp_curve)
     slots.alpha[in_play] = alpha[in_play]
-    _remove(slots, np.nonzero(slots.leaving & ~slots.ramping))
+    remove(slots, np.nonzero(slots.leaving & ~slots.ramping))
     cooldown = {
         Stage.PRUNED: (1, Stage.EMBARGOED),
         Stage.EMBARGOED: (config.embargo_decisions, Stage.RESETTING),
@@ -244,7 +244,8 @@ def _enter(slots: Slots, at: _At, stage: Stage) -> None:
     slots.stage_age[at] = 0
 
 
-def _remove(slots: Slots, at: _At) -> None:
+def remove(slots: Slots, at: _At) -> None:
+    """Take seeds out of their slots at once, in place."""
     _enter(slots, at, Stage.PRUNED)
     _clear(slots, at)
 
@@ -293,7 +294,7 @@ def _prune(slots: Slots, at: _At, actions: np.ndarray, config: LifecycleConfig) 
     fading = tuple(index[fades] for index in at)
     _back_to_blending(slots, fading)
     _start_ramp(slots, fading, 0.0, length[fades], actions[fades, _CURVE])
-    _remove(slots, tuple(index[~fades] for index in at))
+    remove(slots, tuple(index[~fades] for index in at))
 
 
 def _fossilize(slots: Slots, at: _At, actions: np.ndarray, config: LifecycleConfig) -> None:

@@ -6,6 +6,7 @@ are (N, B, *their own shape). Hosts that hold the same blueprint with the same o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from simic.slots import Slots, check_actions, execute, tick
 
 PerHost = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of one host -> one number."""
+ACTIVATION_LIMIT = 1 << 23
+"""Bytes of a slot's activation for which hosts run together: beyond, memory is slower than one host after the other."""
 _GroupKey = tuple[int, str, str]  # slot, blueprint, operator
 
 
@@ -83,6 +86,15 @@ class _Choir:
         return cls(voices, rows, rows.argsort(), sizes, in_place)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Hosts that go through the network together."""
+
+    hosts: np.ndarray
+    rows: slice
+    plan: list[_Choir]
+
+
 class _Rearranged(torch.autograd.Function):
     """Rows in another order; cheaper than indexing, whose gradient must reckon with rows that come twice."""
 
@@ -97,7 +109,10 @@ class _Rearranged(torch.autograd.Function):
 
 
 class StackedHosts:
-    """Trains, judges and changes N hosts together; each lives exactly as it would alone."""
+    """Trains, judges and changes N hosts together; each lives exactly as it would alone.
+
+    `batch_size` is what training batches will have; from it follows how many hosts run at once.
+    """
 
     def __init__(
         self,
@@ -110,6 +125,7 @@ class StackedHosts:
         metric: PerHost,
         lifecycle: LifecycleConfig | None = None,
         optimizer: OptimizerConfig | None = None,
+        batch_size: int = 64,
     ) -> None:
         self.make_host, self.loss, self.metric = make_host, loss, metric
         self.lifecycle, self.optimizer = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
@@ -129,8 +145,13 @@ class StackedHosts:
         self._names = names
         self.groups: dict[_GroupKey, SeedGroup] = {}
         self._checked: set[tuple[int, str]] = set()
+        self.host_gradient_norm = np.full(len(rng_seeds), np.nan)
+        """Mean norm of each host's gradient, seeds not included, at the last report (N,)."""
         self._regrouped = True
-        self._follow_life()
+        self._parts: list[_Part] = []
+        largest = max(math.prod(site.example_shape[1:]) for site in self.sites) * self._reference.element_size()
+        self._hosts_at_once = max(1, ACTIVATION_LIMIT // (largest * batch_size))
+        self.follow_life()
 
     @property
     def num_hosts(self) -> int:
@@ -176,17 +197,18 @@ class StackedHosts:
             slot = int(actions[host, 1])
             self._add(host, slot, branch)
             self.germinations[host] += 1
-        self._follow_life()
+        self.follow_life()
 
     def tick(self) -> None:
         """Let one decision of time pass."""
         tick(self.life, self.lifecycle)
-        self._follow_life()
+        self.follow_life()
 
     def reset(self, hosts: np.ndarray, rng_seeds: np.ndarray) -> None:
         """Begin new lives in some places: fresh weights, no seeds, nothing remembered."""
         self.rng_seeds[hosts] = rng_seeds
         self.germinations[hosts] = 0
+        self.host_gradient_norm[hosts] = np.nan
         fresh = Slots.dormant(len(hosts), len(self.sites))
         for name, values in vars(fresh).items():
             getattr(self.life, name)[hosts] = values
@@ -194,30 +216,34 @@ class StackedHosts:
             self.hosts.rows[host] = row_of(self._fresh_host(int(self.rng_seeds[host])), self._reference)
         for tensor in self.hosts.moments.tensors():
             tensor[hosts] = 0
-        self._follow_life()
+        self.follow_life()
 
     # Learn and judge.
 
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One step of every host on its own batch (N, B, ...) with its own learning rate (N,); the losses (N,)."""
-        kept: dict[int, Tensor] = {}
-        shadows = self._in_shadow()
-        losses = vmap(self.loss)(self._run(x, 0, None, self._plan, kept=kept, keep=set(shadows)), y)
-        total = losses.sum()
-        for slot, hosts in shadows.items():
-            total = total + self._shadow_loss(slot, hosts, kept[slot], y)
-        self._learn(total, rate)
-        return losses.detach()
+        losses, gradients = [], None
+        for part in self._parts:
+            own, total = self._part_loss(part, x[part.rows], y[part.rows])
+            losses.append(own)
+            gradients = self._learner.gradients(total, gradients)
+        assert gradients is not None
+        with torch.no_grad():
+            self._norm_sum += self._learner.step(gradients, rate, self._active)
+        self._steps += 1
+        return torch.cat(losses)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, y: Tensor, *, exported: bool = False) -> tuple[Tensor, Tensor]:
         """Loss and metric (N,) on samples (N, B, ...); `exported` leaves live seeds out."""
-        plan = self._plan
-        if exported:
-            silent = np.where(self.life.live, 0.0, self.life.alpha)
-            plan = [self._voices(slot, np.arange(self.num_hosts), silent[:, slot]) for slot in range(len(self.sites))]
-        out = self._run(x, 0, None, plan)
-        return vmap(self.loss)(out, y), vmap(self.metric)(out, y)
+        alpha = np.where(exported & self.life.live, 0.0, self.life.alpha)
+        figures = []
+        for part in self._parts:
+            plan = self._plan(part.hosts, alpha) if exported else part.plan
+            out = self._run(x[part.rows], 0, part.rows, plan)
+            figures.append((vmap(self.loss)(out, y[part.rows]), vmap(self.metric)(out, y[part.rows])))
+        losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
+        return losses, metrics
 
     @torch.no_grad()
     def evaluate_and_attribute(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
@@ -229,14 +255,21 @@ class StackedHosts:
         flipped = np.full(self.life.stage.shape, np.nan)
         speaking = self.life.live & (self.life.alpha > 0)
         measured = speaking | (self.life.stage == Stage.TRAINING)
-        kept: dict[int, Tensor] = {}
-        out = self._run(x, 0, None, self._plan, kept=kept, keep=set(np.flatnonzero(measured.any(0)).tolist()))
-        for slot, h in kept.items():
-            hosts = np.flatnonzero(measured[:, slot])
-            alpha = np.where(speaking[:, slot], 0.0, self.life.alpha_target[:, slot])
-            result = self._run_behind(slot, h, hosts, alpha)
-            flipped[hosts, slot] = vmap(self.metric)(result, y[torch.from_numpy(hosts)]).cpu().numpy()
-        return vmap(self.loss)(out, y), vmap(self.metric)(out, y), flipped
+        figures = []
+        for part in self._parts:
+            kept: dict[int, Tensor] = {}
+            keep = set(np.flatnonzero(measured[part.hosts].any(0)).tolist())
+            own_y = y[part.rows]
+            out = self._run(x[part.rows], 0, part.rows, part.plan, kept=kept, keep=keep)
+            figures.append((vmap(self.loss)(out, own_y), vmap(self.metric)(out, own_y)))
+            for slot, h in kept.items():
+                at = np.flatnonzero(measured[part.hosts, slot])
+                hosts, chosen = part.hosts[at], torch.from_numpy(at)
+                alpha = np.where(speaking[:, slot], 0.0, self.life.alpha_target[:, slot])
+                result = self._run_behind(slot, h[chosen], hosts, alpha)
+                flipped[hosts, slot] = vmap(self.metric)(result, own_y[chosen]).cpu().numpy()
+        losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
+        return losses, metrics, flipped
 
     def report_gradients(self) -> None:
         """Write each live seed's mean gradient norm since the last report into the slots."""
@@ -244,7 +277,7 @@ class StackedHosts:
             self._norm_sum.double().cpu().numpy() / self._steps if self._steps else np.full(len(self._norm_sum), np.nan)
         )
         self.life.gradient_norm[self.life.live] = np.nan
-        self.host_gradient_norm = norms[: self.num_hosts]
+        self.host_gradient_norm = norms[: self.num_hosts].copy()
         start = self.num_hosts
         for group in self.groups.values():
             own = np.where(self._learning(group, "branch"), norms[start : start + len(group.hosts)], np.nan)
@@ -260,7 +293,7 @@ class StackedHosts:
         self,
         x: Tensor,
         start: int,
-        hosts: Tensor | None,
+        hosts: Tensor | slice | None,
         plan: list[_Choir],
         *,
         kept: dict[int, Tensor] | None = None,
@@ -272,8 +305,10 @@ class StackedHosts:
             leaves = self._segment_leaves[index]
             if constant:
                 leaves = {name: leaf.detach() for name, leaf in leaves.items()}
-            if hosts is not None:
+            if isinstance(hosts, Tensor):
                 leaves = {name: leaf.index_select(0, hosts) for name, leaf in leaves.items()}
+            elif hosts is not None and len(self._parts) > 1:
+                leaves = {name: leaf[hosts] for name, leaf in leaves.items()}
             x = run_stacked(self.segments[index], leaves, x)
             if index < len(self.sites):
                 if kept is not None and index in keep:
@@ -282,25 +317,31 @@ class StackedHosts:
         return x
 
     def _run_behind(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, learns: bool = False) -> Tensor:
-        """The rest of the network behind a slot, in which the seeds of `hosts` speak with `alpha` (N,)."""
-        index = torch.from_numpy(hosts)
+        """The rest of the network behind a slot of `hosts`, given their activations and their seeds' alpha (N,)."""
         plan = [_Choir.of([], 0) for _ in self.sites]
         plan[slot] = self._voices(slot, hosts, alpha, learns=learns)
         for later in range(slot + 1, len(self.sites)):
             plan[later] = self._voices(later, hosts, self.life.alpha[:, later], learns=False)
-        x = _speak(h[index], plan[slot])
-        return self._run(x, slot + 1, index, plan, constant=True)
+        return self._run(_speak(h, plan[slot]), slot + 1, torch.from_numpy(hosts), plan, constant=True)
 
-    def _in_shadow(self) -> dict[int, np.ndarray]:
-        """Slots with seeds that learn in a pass of their own, and their hosts."""
-        if self.lifecycle.incubation != "shadow":
-            return {}
-        training = self.life.stage == Stage.TRAINING
-        return {int(slot): np.flatnonzero(training[:, slot]) for slot in np.flatnonzero(training.any(0))}
+    def _part_loss(self, part: _Part, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of a part's hosts, and the sum whose gradient teaches them and their seeds."""
+        training = (self.life.stage[part.hosts] == Stage.TRAINING) & (self.lifecycle.incubation == "shadow")
+        kept: dict[int, Tensor] = {}
+        out = self._run(x, 0, part.rows, part.plan, kept=kept, keep=set(np.flatnonzero(training.any(0)).tolist()))
+        losses = vmap(self.loss)(out, y)
+        total = losses.sum()
+        for slot, h in kept.items():
+            at = np.flatnonzero(training[:, slot])
+            chosen = torch.from_numpy(at)
+            alpha = self.life.alpha_target[:, slot]
+            shadow = self._run_behind(slot, h[chosen], part.hosts[at], alpha, learns=True)
+            total = total + vmap(self.loss)(shadow, y[chosen]).sum()
+        return losses.detach(), total
 
-    def _shadow_loss(self, slot: int, hosts: np.ndarray, h: Tensor, y: Tensor) -> Tensor:
-        out = self._run_behind(slot, h, hosts, self.life.alpha_target[:, slot], learns=True)
-        return vmap(self.loss)(out, y[torch.from_numpy(hosts)]).sum()
+    def _plan(self, hosts: np.ndarray, alpha: np.ndarray) -> list[_Choir]:
+        """Who speaks where in a pass of these hosts, with alphas (N, S)."""
+        return [self._voices(slot, hosts, alpha[:, slot]) for slot in range(len(self.sites))]
 
     def _voices(self, slot: int, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool = True) -> _Choir:
         """Who speaks in a slot of these hosts, with which alpha (N,); positions are those in `hosts`."""
@@ -329,17 +370,6 @@ class StackedHosts:
                     )
                 )
         return _Choir.of(voices, len(hosts))
-
-    # Learning.
-
-    def _learn(self, total: Tensor, rate: Tensor) -> None:
-        matrices = self._learner.matrices
-        leaves = [leaf for matrix in matrices for leaf in matrix.leaves.values()]
-        found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
-        gradients = [matrix.gradient([next(found) for _ in matrix.leaves]) for matrix in matrices]
-        with torch.no_grad():
-            self._norm_sum += self._learner.step(gradients, rate, self._active)
-        self._steps += 1
 
     def _learning(self, group: SeedGroup, part: str) -> np.ndarray:
         """Which seeds of a group receive a gradient (R,): those that speak, and those in training.
@@ -392,7 +422,7 @@ class StackedHosts:
             present.hosts = np.append(present.hosts, host)
             present.matrices = {part: present.matrices[part].joined(matrices[part]) for part in matrices}
 
-    def _follow_life(self) -> None:
+    def follow_life(self) -> None:
         """Make the groups what the arrays say, and plan who speaks."""
         for key, group in list(self.groups.items()):
             slot, blueprint, operator = key
@@ -409,7 +439,11 @@ class StackedHosts:
         active = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
         self._active = torch.from_numpy(active).to(self._reference)
         everyone = np.arange(self.num_hosts)
-        self._plan = [self._voices(slot, everyone, self.life.alpha[:, slot]) for slot in range(len(self.sites))]
+        self._parts = []
+        for start in range(0, self.num_hosts, self._hosts_at_once):
+            hosts = everyone[start : start + self._hosts_at_once]
+            rows = slice(start, start + len(hosts))
+            self._parts.append(_Part(hosts, rows, self._plan(hosts, self.life.alpha)))
 
     def _regroup(self) -> None:
         """Bring all weights together again after seeds came, went or changed groups."""
@@ -425,7 +459,6 @@ class StackedHosts:
         self._learner = Learner(matrices, entities, owners, self.optimizer)
         self._segment_leaves = [part_of(self.hosts.leaves, name) for name in self._names]
         self._norm_sum, self._steps = self._reference.new_zeros(start), 0
-        self.host_gradient_norm = np.full(self.num_hosts, np.nan)
 
     def _keep(self, key: _GroupKey, stays: np.ndarray) -> None:
         group = self.groups[key]

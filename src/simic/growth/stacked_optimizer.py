@@ -84,6 +84,13 @@ class Learner:
         self._num_entities, self._num_hosts = int(self._entity.max()) + 1, int(self._owner.max()) + 1
         self._move_in()
 
+    def gradients(self, total: Tensor, earlier: Sequence[Tensor] | None) -> list[Tensor]:
+        """The gradient of `total` as one matrix (R, P) for each of ours, added to those of earlier parts."""
+        leaves = [leaf for matrix in self.matrices for leaf in matrix.leaves.values()]
+        found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
+        own = [matrix.gradient([next(found) for _ in matrix.leaves]) for matrix in self.matrices]
+        return own if earlier is None else [new.add_(old) for new, old in zip(own, earlier, strict=True)]
+
     def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> Tensor:
         """One step in place; `rate` is (N,), `active` says which rows learn. The gradient norm of every entity."""
         gradient = torch.cat([part.flatten() for part in gradients])

@@ -1,0 +1,145 @@
+"""How fast are many host trainings as one tensor program, against one plain PyTorch loop per host?
+
+Run: python benchmarks/environment.py [--num-hosts 1 8 32 128] [--rounds 3]
+
+Both do the same work per decision: one host epoch with the same seeds active, validation, and one ablation for every
+live seed. Interleaved, one thread, best of several rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import tyro
+
+from simic import Action, GrowableModel
+from simic.actions import HEADS
+from simic.environment.trainings import EpisodeConfig, HostTrainings
+from simic.tasks.task import Task, make_task
+
+LONG = EpisodeConfig(horizon=10_000, anneal=False)
+KINDS = 3
+"""Different blueprints among the hosts: the smallest, the middle and the largest that fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    num_hosts: tuple[int, ...] = (1, 8, 32, 128)
+    """Hosts side by side on the digits tasks."""
+    rounds: int = 3
+    """The best of so many counts."""
+    fashion: bool = True
+    """Also measure fashion-cnn at 32 hosts, on 512 training images; it needs the data files."""
+
+
+def plantings(task: Task, num_hosts: int) -> list[Action]:
+    """One seed per host: slots in turn, blueprints of three sizes in turn."""
+    model = GrowableModel(task.make_host(), task.slots, example_input=task.data.train_x[:2])
+    sizes = model.blueprint_table()[0]
+    order = [model.blueprint_names[i] for i in np.argsort(sizes, kind="stable") if sizes[i] >= 0]
+    kinds = [order[0], order[len(order) // 2], order[-1]]
+    return [Action("germinate", task.slots[n % len(task.slots)], kinds[n // 3 % KINDS]) for n in range(num_hosts)]
+
+
+def stacked(task: Task, num_hosts: int) -> tuple[Callable[[], None], dict[str, float]]:
+    """One decision of all hosts together, and seconds spent in training and validation."""
+    trainings = HostTrainings(task, list(range(num_hosts)), episode=LONG)
+    wait = np.zeros((num_hosts, len(HEADS)), dtype=np.int64)
+    names = trainings.hosts.blueprint_names
+    trainings.step(np.stack([action.encode(task.slots, names) for action in plantings(task, num_hosts)]))
+    spent = {"core": 0.0, "all": 0.0}
+
+    def timed(function: Callable, key: str) -> Callable:
+        def call(*args: object) -> object:
+            start = time.perf_counter()
+            result = function(*args)
+            spent[key] += time.perf_counter() - start
+            return result
+
+        return call
+
+    trainings._train = timed(trainings._train, "core")
+    trainings._attribute = timed(trainings._attribute, "core")
+    step = timed(trainings.step, "all")
+    return lambda: step(wait), spent
+
+
+def one_by_one(task: Task, num_hosts: int) -> Callable[[], None]:
+    """One decision of all hosts, each in a loop of its own as one would write it."""
+    hosts = []
+    for n, action in enumerate(plantings(task, num_hosts)):
+        torch.manual_seed(n)
+        model = GrowableModel(task.make_host(), task.slots, example_input=task.data.train_x[:2], rng_seed=n)
+        model.execute(action)
+        model.tick()
+        hosts.append((model, str(action.slot), torch.optim.AdamW(model.parameters(), lr=task.learning_rate)))
+    data = task.data
+    batch_size = min(task.batch_size, len(data.train_x))
+
+    def decide() -> None:
+        for model, slot, optimizer in hosts:
+            order = torch.randperm(len(data.train_x))
+            for start in range(0, len(order) - batch_size + 1, batch_size):
+                chosen = order[start : start + batch_size]
+                optimizer.zero_grad()
+                task.loss(model(data.train_x[chosen]), data.train_y[chosen]).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+                optimizer.step()
+            with torch.no_grad():
+                out = model(data.validation_x)
+                _ = float(task.loss(out, data.validation_y)), float(task.metric(out, data.validation_y))
+                with model.switched_off(slot):
+                    _ = float(task.metric(model(data.validation_x), data.validation_y))
+
+    return decide
+
+
+def compare(task: Task, num_hosts: int, rounds: int) -> tuple[float, float, float]:
+    """Seconds per host and decision, stacked and one by one; share of a stacked decision that is bookkeeping."""
+    together, spent = stacked(task, num_hosts)
+    alone = one_by_one(task, num_hosts)
+    best = [float("inf"), float("inf")]
+    together()
+    spent.update(core=0.0, all=0.0)
+    for _ in range(rounds):
+        for index, decide in enumerate((together, alone)):
+            start = time.perf_counter()
+            decide()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best[0] / num_hosts, best[1] / num_hosts, 1 - spent["core"] / spent["all"]
+
+
+def main(options: Options) -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    result: dict[str, float] = {}
+    jobs = [(name, n) for name in ("digits-mlp", "digits-cnn") for n in options.num_hosts]
+    for name, num_hosts in [*jobs, *([("fashion-cnn", 32)] if options.fashion else [])]:
+        task = make_task(name, train_size=512) if name == "fashion-cnn" else make_task(name)
+        if name == "fashion-cnn":
+            fewer = replace(
+                task.data, validation_x=task.data.validation_x[:256], validation_y=task.data.validation_y[:256]
+            )
+            task = replace(task, data=fewer)
+        ours, theirs, bookkeeping = compare(task, num_hosts, options.rounds)
+        print(
+            f"{name:12s} N = {num_hosts:4d}: {1 / ours:8.1f} decisions/s against {1 / theirs:8.1f}, "
+            f"{theirs / ours:5.2f}x, bookkeeping {bookkeeping:.1%}",
+            flush=True,
+        )
+        if num_hosts == 32:
+            result[f"{name.replace('-', '_')}_n32_speedup"] = round(theirs / ours, 3)
+            if name == "digits-mlp":
+                result["bookkeeping_share"] = round(bookkeeping, 4)
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

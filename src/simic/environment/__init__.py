@@ -1,0 +1,1 @@
+"""The RL view: attribution, governor, vector environment, Gymnasium adapters."""

@@ -1,0 +1,190 @@
+"""The decision cycle: agrees with a plain training loop, judges what is exported, and keeps hosts apart."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from simic.actions import HEADS, Action
+from simic.environment.governor import Verdict
+from simic.environment.stacked_data import StackedData
+from simic.environment.trainings import EpisodeConfig, HostTrainings
+from simic.growth.stacked_optimizer import OptimizerConfig
+from simic.lifecycle import IllegalActionError, Stage
+from simic.rewards.terms import POINTS
+from simic.tasks.task import evaluate, make_task
+
+TASK = make_task("teacher-mlp", width=4, num_slots=2, train_size=64)
+HORIZON = 6
+
+
+def new_trainings(rng_seeds=(1, 2, 3), task=TASK, **episode) -> HostTrainings:
+    return HostTrainings(task, rng_seeds, episode=EpisodeConfig(**{"horizon": HORIZON} | episode))
+
+
+def rows(trainings: HostTrainings, *actions: Action) -> np.ndarray:
+    """One action per host, or the same for all."""
+    encoded = [action.encode(TASK.slots, trainings.hosts.blueprint_names) for action in actions]
+    return np.stack(encoded * (trainings.num_hosts // len(encoded)))
+
+
+WAIT = Action()
+GROW = Action("germinate", "stem", "mlp_small")
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_hosts_that_only_wait_learn_as_in_a_plain_loop(anneal):
+    trainings = new_trainings(anneal=anneal)
+    for _ in range(4):
+        trainings.step(rows(trainings, WAIT))
+    for host, rng_seed in enumerate((1, 2, 3)):
+        expected = plain_loop(rng_seed, 4, anneal=anneal)
+        facts = trainings.facts()
+        np.testing.assert_allclose(facts.val_loss[host, -5:], [e["loss"] for e in expected], rtol=1e-4)
+        np.testing.assert_allclose(facts.val_accuracy[host, -5:], [e["accuracy"] for e in expected], atol=1e-6)
+
+
+def plain_loop(rng_seed: int, host_epochs: int, *, anneal: bool) -> list[dict[str, float]]:
+    """One host, torch's own optimizer; its validation figures before and after every host epoch."""
+    task = TASK.for_host(TASK.draw(rng_seed))
+    with torch.random.fork_rng():
+        torch.manual_seed(rng_seed)
+        host = task.make_host()
+    config = OptimizerConfig()
+    optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=config.weight_decay)
+    data, figures = StackedData([task.data], [rng_seed], batch_size=task.batch_size), [evaluate(host, task)]
+    for host_epoch in range(host_epochs):
+        factor = (1 + math.cos(math.pi * host_epoch / HORIZON)) / 2 if anneal else 1.0
+        optimizer.param_groups[0]["lr"] = task.learning_rate * factor
+        for x, y in data.batches():
+            optimizer.zero_grad()
+            task.loss(host(x[0]), y[0]).backward()
+            torch.nn.utils.clip_grad_norm_(host.parameters(), config.max_gradient_norm)
+            optimizer.step()
+        figures.append(evaluate(host, task))
+    return figures
+
+
+def test_what_is_known_before_and_after_a_decision():
+    trainings = new_trainings()
+    before = trainings.facts()
+    assert before.decision.tolist() == [0, 0, 0]
+    assert before.horizon.tolist() == [HORIZON] * 3
+    assert np.isnan(before.host_gradient_norm).all()
+    assert np.isnan(before.train_loss).all()
+    assert np.isfinite(before.val_loss[:, -1]).all()
+    assert np.isnan(before.val_loss[:, :-1]).all()
+    outcome = trainings.step(rows(trainings, GROW))
+    after = outcome.facts
+    assert after.decision.tolist() == [1, 1, 1]
+    assert np.array_equal(after.previous_action, rows(trainings, GROW))
+    assert np.array_equal(after.val_loss[:, -2], before.val_loss[:, -1])
+    assert (after.host_gradient_norm > 0).all()
+    assert np.isfinite(after.train_loss[:, -1]).all()
+    assert (after.slots.gradient_norm[:, 0] > 0).all()
+    assert before.decision.tolist() == [0, 0, 0], "facts are copies"
+    assert not outcome.ended.any()
+    assert not outcome.verdict.any()
+
+
+def test_a_contribution_is_the_metric_with_the_seed_minus_without_it():
+    trainings = new_trainings()
+    for action in (GROW, WAIT, WAIT):
+        facts = trainings.step(rows(trainings, action)).facts
+    assert (facts.slots.alpha[:, 0] > 0).all()
+    without = trainings._evaluate("validation", exported=True)[1]  # the only live seed is left out
+    np.testing.assert_allclose(facts.slots.contribution[:, 0], facts.val_accuracy[:, -1] - without, atol=1e-6)
+    assert np.isnan(facts.slots.contribution[:, 1]).all()
+
+
+def test_at_the_end_the_exported_network_counts():
+    trainings = new_trainings()
+    outcomes = [trainings.step(rows(trainings, action)) for action in (GROW, *[WAIT] * (HORIZON - 1))]
+    assert [outcome.ended.all() for outcome in outcomes] == [False] * (HORIZON - 1) + [True]
+    loss, metric = trainings._evaluate("validation", exported=True)
+    assert np.array_equal(outcomes[-1].facts.val_loss[:, -1], loss)
+    assert (trainings.parameters() > trainings.parameters(exported=True)).all()
+    assert (trainings.parameters(exported=True) == trainings.hosts.host_parameters).all()
+    # Nothing was kept, so no rent is due: the rewards are the gain in accuracy.
+    earned = np.sum([outcome.reward.total for outcome in outcomes], axis=0)
+    np.testing.assert_allclose(earned, POINTS * (metric - trainings._first[1]), atol=1e-9)
+
+
+def test_an_illegal_action_changes_nothing():
+    trainings, twin = new_trainings(), new_trainings()
+    wrong = rows(trainings, GROW, WAIT, Action("advance", "stem"))
+    with pytest.raises(IllegalActionError, match="advance in slot stem of host 2"):
+        trainings.step(wrong)
+    same_future(trainings, twin, [GROW, WAIT])
+
+
+def same_future(one: HostTrainings, other: HostTrainings, actions: list[Action]) -> None:
+    for action in actions:
+        ours, theirs = one.step(rows(one, action)), other.step(rows(other, action))
+        assert np.array_equal(ours.facts.val_loss, theirs.facts.val_loss, equal_nan=True)
+        assert np.array_equal(ours.facts.host_gradient_norm, theirs.facts.host_gradient_norm)
+        assert np.array_equal(ours.reward.total, theirs.reward.total)
+    assert torch.equal(one.hosts.hosts.rows, other.hosts.hosts.rows)
+
+
+def test_a_new_episode_is_as_if_there_had_been_no_other():
+    used, fresh = new_trainings((7, 8, 9)), new_trainings((1, 2, 3))
+    for action in (GROW, WAIT, Action("prune", "stem")):
+        used.step(rows(used, action))
+    used.reset(np.arange(3), (1, 2, 3))
+    same_future(used, fresh, [GROW, WAIT, WAIT])
+
+
+def test_a_reset_of_one_host_leaves_the_others_alone():
+    trainings, twin = new_trainings(), new_trainings()
+    for one in (trainings, twin):
+        for action in (GROW, WAIT):
+            one.step(rows(one, action))
+    before = trainings.facts()
+    after = trainings.reset(np.array([1]), (42,))
+    others = [0, 2]
+    for name in ("decision", "val_loss", "val_accuracy", "train_loss", "previous_action", "host_gradient_norm"):
+        assert np.array_equal(getattr(before, name)[others], getattr(after, name)[others], equal_nan=True), name
+    assert np.array_equal(before.slots.gradient_norm[others], after.slots.gradient_norm[others], equal_nan=True)
+    assert after.decision[1] == 0
+    assert not after.slots.occupied[1].any()
+    for _ in range(2):
+        ours, theirs = trainings.step(rows(trainings, WAIT)).facts, twin.step(rows(twin, WAIT)).facts
+        np.testing.assert_allclose(ours.val_loss[others], theirs.val_loss[others], atol=1e-5)
+        np.testing.assert_allclose(ours.host_gradient_norm[others], theirs.host_gradient_norm[others], rtol=1e-4)
+
+
+def test_a_host_that_breaks_at_birth_returns_to_its_own_first_weights():
+    trainings = new_trainings(anneal=False)
+    trainings.step(rows(trainings, WAIT))
+    trainings.reset(np.array([1]), (42,))
+    born = trainings.hosts.hosts.rows[1].clone()
+    trainings.hosts.hosts.rows[1] = torch.nan
+    outcome = trainings.step(rows(trainings, GROW))
+    assert outcome.verdict.tolist() == [Verdict.OK, Verdict.NOT_FINITE, Verdict.OK]
+    assert outcome.ended.tolist() == [False, True, False]
+    assert torch.equal(trainings.hosts.hosts.rows[1], born)
+    assert outcome.facts.slots.stage[:, 0].tolist() == [Stage.BLENDING, Stage.PRUNED, Stage.BLENDING]
+    assert (outcome.facts.host_gradient_norm[[0, 2]] > 0).all()
+
+
+def test_nothing_but_the_test_metric_sees_the_test_split():
+    other = replace(TASK, draws=replace(TASK.draws, concepts=()))
+    data = other.data
+    flipped = replace(other, data=replace(data, test_x=-data.test_x, test_y=(data.test_y + 1) % data.num_classes))
+    one, two = new_trainings(task=other), new_trainings(task=flipped)
+    same_future(one, two, [GROW, *[WAIT] * (HORIZON - 1)])
+    assert not np.array_equal(one.test_metric(), two.test_metric())
+
+
+def test_an_episode_needs_a_decision():
+    with pytest.raises(ValueError, match="horizon must be at least 1, got 0"):
+        EpisodeConfig(horizon=0)
+
+
+def test_actions_are_rows_of_heads():
+    trainings = new_trainings()
+    with pytest.raises(IllegalActionError, match=rf"shape \(3, {len(HEADS)}\)"):
+        trainings.step(np.zeros((2, len(HEADS)), dtype=np.int64))
