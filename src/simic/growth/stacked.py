@@ -30,7 +30,7 @@ from simic.slots import Slots, check_actions, execute, tick
 
 PerHost = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of one host -> one number."""
-ACTIVATION_LIMIT = 1 << 23
+ACTIVATION_LIMIT = 1 << 22
 """Bytes of a slot's activation for which hosts run together: beyond, memory is slower than one host after the other."""
 _GroupKey = tuple[int, str, str]  # slot, blueprint, operator
 

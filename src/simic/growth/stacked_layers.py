@@ -27,6 +27,9 @@ NETWORKS_AT_ONCE = 4
 
 def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     """The outputs of N networks that share the structure of `module` and have parameters of their own."""
+    if len(x) == 1:
+        own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
+        return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
     return LAYERS.get(type(module), _vmapped)(module, parameters, x)
 
 

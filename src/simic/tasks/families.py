@@ -31,7 +31,7 @@ class Ranges:
     """Data, kind of host, batch size and learning rate."""
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    """Segments before the head; a task has a slot after one of them, some or all."""
+    """Segments before the head; the first has a slot, and perhaps those that follow it."""
     draws: Draws
     """What differs between the hosts of a task."""
 
@@ -65,13 +65,12 @@ class TaskFamily:
         preset = ranges.presets[rng.integers(len(ranges.presets))]
         width, depth = int(rng.choice(ranges.widths)), int(rng.choice(ranges.depths))
         num_slots = int(rng.integers(1, depth, endpoint=True))
-        with_slot = sorted(rng.choice(depth, num_slots, replace=False))
         data = preset.load()
         task = Task(
             name=f"{self.name}-{split}-{rng_seed}",
             data=data,
             make_host=preset.host(data, width, depth),
-            slots=tuple(slot_names(depth)[index] for index in with_slot),
+            slots=slot_names(num_slots),
             batch_size=preset.batch_size,
             learning_rate=preset.learning_rate,
             draws=replace(ranges.draws, stream=stream),
