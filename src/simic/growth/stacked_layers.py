@@ -21,7 +21,7 @@ Parameters = Mapping[str, Tensor]
 
 COLUMNS_LIMIT = 1 << 20
 """Bytes of unfolded input per network up to which a convolution runs as a matrix product: they then stay in cache."""
-NETWORKS_AT_ONCE = 4
+NETWORKS_AT_ONCE = 8
 """Networks whose unfolded inputs exist at the same time."""
 
 
