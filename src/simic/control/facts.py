@@ -12,6 +12,10 @@ import numpy as np
 from simic.lifecycle import LifecycleConfig
 from simic.slots import Slots
 
+FIGURES = ("val_loss", "val_accuracy", "train_loss")
+HISTORY = 16
+"""Host epochs of figures that a controller sees."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from simic.actions import HEADS, Action
 from simic.bundle import load_bundle, save_bundle
 from simic.control.baselines import Controller, RandomController, WaitController
-from simic.control.facts import Facts
+from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.heuristic import HeuristicController
 from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
 from simic.growth.model import GrowableModel
@@ -27,9 +27,6 @@ from simic.lifecycle import IllegalActionError, Stage
 from simic.passes import evaluating, undisturbed
 
 VERSION = 1
-FIGURES = ("val_loss", "val_accuracy", "train_loss")
-HISTORY = 16
-"""Host epochs of validation figures that a controller sees."""
 HOST_NORM_EVERY = 8
 """Optimizer steps between two looks at the host's gradient, which has many tensors."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from simic.actions import HEADS
-from simic.control.facts import Facts
+from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.environment.governor import Governor, GovernorConfig, Snapshot, Verdict
 from simic.environment.stacked_data import StackedData
 from simic.growth.stacked import StackedHosts
@@ -25,8 +25,6 @@ from simic.rewards.schemes import RewardBreakdown, RewardConfig, reward
 from simic.slots import Slots
 from simic.tasks.task import Task
 
-HISTORY = 16
-"""Host epochs of figures that a controller sees."""
 EVALUATION_CHUNK = 256
 """Validation samples of every host that go through the network at once."""
 
@@ -95,7 +93,7 @@ class HostTrainings:
         n, s = self.hosts.life.stage.shape
         self._decision = np.zeros(n, dtype=np.int64)
         self._previous_action = np.zeros((n, len(HEADS)), dtype=np.int64)
-        self._history = {name: np.full((n, HISTORY), np.nan) for name in ("val_loss", "val_accuracy", "train_loss")}
+        self._history = {name: np.full((n, HISTORY), np.nan) for name in FIGURES}
         self._first = np.zeros((2, n))  # loss and metric at the start of the episode
         self._earned = np.zeros(n)
         self._gaming = GamingMemory.empty(n, s)
