@@ -3,12 +3,16 @@
 Run: python benchmarks/environment.py [--num-hosts 1 8 32 128] [--rounds 3]
 
 Both do the same work per decision: one host epoch with the same seeds active, validation, and one ablation for every
-live seed. Interleaved, one thread, best of several rounds.
+live seed. Interleaved, one thread, best of several rounds. Peak memory is that of a fresh process per number of hosts,
+above the same process before its hosts are made.
 """
 
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +23,8 @@ import tyro
 
 from simic import Action, GrowableModel
 from simic.actions import HEADS
-from simic.environment.trainings import EpisodeConfig, HostTrainings
+from simic.environment.config import EpisodeConfig
+from simic.environment.trainings import HostTrainings
 from simic.tasks.task import Task, make_task
 
 LONG = EpisodeConfig(horizon=10_000, anneal=False)
@@ -37,6 +42,10 @@ class Options:
     """The best of so many counts."""
     fashion: bool = True
     """Also measure fashion-cnn at 32 hosts, on 512 training images; it needs the data files."""
+    memory: bool = True
+    """Also measure the peak memory of digits-cnn."""
+    peak_memory_of: int | None = None
+    """Nothing but the peak memory of so many digits-cnn hosts, in this process; what the line above runs."""
 
 
 def plantings(task: Task, num_hosts: int) -> list[Action]:
@@ -116,10 +125,40 @@ def compare(task: Task, num_hosts: int, rounds: int) -> tuple[float, float, floa
     return best[0] / num_hosts, best[1] / num_hosts, 1 - spent["core"] / spent["all"]
 
 
+def peak_memory(num_hosts: int) -> float:
+    """MB that a few decisions of so many digits-cnn hosts need at most, above what is in use before."""
+    task = make_task("digits-cnn")
+    before = _peak_mb()
+    decide, _ = stacked(task, num_hosts)
+    for _ in range(2):
+        decide()
+    return _peak_mb() - before
+
+
+def _peak_mb() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def print_memory(num_hosts: tuple[int, ...]) -> dict[str, float]:
+    """Peak memory of each number of hosts, in a process of its own: a peak never falls."""
+    result = {}
+    for n in num_hosts:
+        command = [sys.executable, __file__, "--peak-memory-of", str(n)]
+        peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"digits-cnn   N = {n:4d}: {peak:8.1f} MB above the start, {peak / n:6.2f} MB per host", flush=True)
+        result[f"memory_mb_n{n}"] = round(peak, 1)
+    return result
+
+
 def main(options: Options) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    result: dict[str, float] = {}
+    if options.peak_memory_of is not None:
+        print(peak_memory(options.peak_memory_of))
+        return
+    # First of all: on Linux a new process inherits the peak of the one that starts it.
+    result = print_memory(options.num_hosts) if options.memory else {}
     jobs = [(name, n) for name in ("digits-mlp", "digits-cnn") for n in options.num_hosts]
     for name, num_hosts in [*jobs, *([("fashion-cnn", 32)] if options.fashion else [])]:
         task = make_task(name, train_size=512) if name == "fashion-cnn" else make_task(name)
@@ -131,7 +170,7 @@ def main(options: Options) -> None:
         ours, theirs, bookkeeping = compare(task, num_hosts, options.rounds)
         print(
             f"{name:12s} N = {num_hosts:4d}: {1 / ours:8.1f} decisions/s against {1 / theirs:8.1f}, "
-            f"{theirs / ours:5.2f}x, bookkeeping {bookkeeping:.1%}",
+            f"{theirs / ours:5.2f}x, {1e3 * ours:6.2f} ms per decision and host, bookkeeping {bookkeeping:.1%}",
             flush=True,
         )
         if num_hosts == 32:

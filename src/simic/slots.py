@@ -15,6 +15,13 @@ from simic.actions import ALPHA_SPEEDS, ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLE
 from simic.lifecycle import LIVE, NEXT, IllegalActionError, LifecycleConfig, Stage
 from simic.ramps import CURVES, ramp_alpha
 
+
+def _lookup(*stages: Stage) -> np.ndarray:
+    """A table that says of every stage whether it is one of these: indexing is far faster than comparing."""
+    return np.array([stage in stages for stage in Stage])
+
+
+_LIVE, _BLENDING, _TRAINING = _lookup(*LIVE), _lookup(Stage.BLENDING), _lookup(Stage.TRAINING)
 _FOLLOWS = np.array([[new in NEXT[old] for new in Stage] for old in Stage])
 _STYLE_CURVE = np.array([CURVES.index(style.curve) for style in STYLES])
 _SLOT, _BLUEPRINT, _STYLE, _TEMPO, _TARGET, _SPEED, _CURVE = range(1, len(HEADS))
@@ -53,17 +60,17 @@ class Slots:
     @property
     def live(self) -> np.ndarray:
         """Slots whose seed's fate is still open."""
-        return np.isin(self.stage, LIVE)
+        return _LIVE[self.stage]
 
     @property
     def ramping(self) -> np.ndarray:
         """Slots whose alpha is on its way."""
-        return (self.stage == Stage.BLENDING) & (self.ramp_step < self.ramp_length)
+        return _BLENDING[self.stage] & (self.ramp_step < self.ramp_length)
 
     @property
     def leaving(self) -> np.ndarray:
         """Slots whose seed is being blended out, to be pruned when it lands at 0."""
-        return (self.stage == Stage.BLENDING) & (self.alpha_target == 0)
+        return _BLENDING[self.stage] & (self.alpha_target == 0)
 
     def copy(self) -> Slots:
         """An independent copy."""
@@ -119,15 +126,20 @@ class Rule(NamedTuple):
     holds: Callable[[Slots, LifecycleConfig], np.ndarray]  # -> bool (N, S)
 
 
+def _stage_in(*stages: Stage) -> Callable[[Slots, LifecycleConfig], np.ndarray]:
+    table = _lookup(*stages)
+    return lambda slots, config: table[slots.stage]
+
+
 def trained_enough(slots: Slots, config: LifecycleConfig) -> np.ndarray:
     """Not in training, or in it for long enough."""
-    return (slots.stage != Stage.TRAINING) | (slots.stage_age >= config.min_training_decisions)
+    return ~_TRAINING[slots.stage] | (slots.stage_age >= config.min_training_decisions)
 
 
 def gradients_healthy(slots: Slots, config: LifecycleConfig) -> np.ndarray:
     """Not in training, or with a measured gradient that is finite and not vanishing."""
     healthy = np.isfinite(slots.gradient_norm) & (slots.gradient_norm >= config.min_gradient_norm)
-    return (slots.stage != Stage.TRAINING) | healthy
+    return ~_TRAINING[slots.stage] | healthy
 
 
 def _room(slots: Slots, config: LifecycleConfig) -> np.ndarray:
@@ -138,11 +150,11 @@ def _room(slots: Slots, config: LifecycleConfig) -> np.ndarray:
 RULES: dict[Op, tuple[Rule, ...]] = {
     Op.WAIT: (),
     Op.GERMINATE: (
-        Rule("the slot must be empty", lambda s, c: s.stage == Stage.DORMANT),
+        Rule("the slot must be empty", _stage_in(Stage.DORMANT)),
         Rule("the host must hold fewer than max_seeds seeds", _room),
     ),
     Op.SET_ALPHA_TARGET: (
-        Rule("the seed must be blending or holding", lambda s, c: np.isin(s.stage, (Stage.BLENDING, Stage.HOLDING))),
+        Rule("the seed must be blending or holding", _stage_in(Stage.BLENDING, Stage.HOLDING)),
         Rule("no ramp may be running", lambda s, c: ~s.ramping),
     ),
     Op.PRUNE: (
@@ -151,7 +163,7 @@ RULES: dict[Op, tuple[Rule, ...]] = {
         Rule("the seed must not already be on its way out", lambda s, c: ~s.leaving),
     ),
     Op.FOSSILIZE: (
-        Rule("the seed must be holding", lambda s, c: s.stage == Stage.HOLDING),
+        Rule("the seed must be holding", _stage_in(Stage.HOLDING)),
         Rule(
             "its contribution must have been measured (give the scheduler evaluate=...)",
             lambda s, c: np.isfinite(s.contribution) & ~s.counterfactual,
@@ -160,7 +172,7 @@ RULES: dict[Op, tuple[Rule, ...]] = {
     Op.ADVANCE: (
         Rule(
             "the seed must be germinated, training or blending",
-            lambda s, c: np.isin(s.stage, (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)),
+            _stage_in(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING),
         ),
         Rule("a training seed must have trained for min_training_decisions", trained_enough),
         Rule("a training seed must have healthy measured gradients", gradients_healthy),
@@ -173,8 +185,9 @@ def legal_ops(slots: Slots, config: LifecycleConfig) -> np.ndarray:
     """Which operation is legal in which slot: bool (N, ops, S). Wait is always legal."""
     legal = np.ones((slots.stage.shape[0], len(Op), slots.stage.shape[1]), dtype=bool)
     for op, rules in RULES.items():
+        here = legal[:, op]
         for rule in rules:
-            legal[:, op] &= rule.holds(slots, config)
+            here &= rule.holds(slots, config)
     return legal
 
 
@@ -188,13 +201,12 @@ def check_actions(
             f"actions must have shape {(num_hosts, len(HEADS))} and be integers, got {actions.shape} of {actions.dtype}"
         )
     sizes = {head: len(values) for head, values in HEAD_VALUES.items()} | {"slot": num_slots}
-    for position, head in enumerate(HEADS):
-        wrong = (actions[:, position] < 0) | (actions[:, position] >= sizes.get(head, np.inf))
-        if wrong.any():
-            rule = f"be in 0..{sizes[head] - 1}" if head in sizes else "not be negative"
-            raise IllegalActionError(
-                f"head {head} of host {wrong.argmax()} must {rule}, got {actions[wrong.argmax(), position]}"
-            )
+    wrong = (actions < 0) | (actions >= [sizes.get(head, np.inf) for head in HEADS])
+    if wrong.any():
+        position, host = np.argwhere(wrong.T)[0]
+        head = HEADS[position]
+        rule = f"be in 0..{sizes[head] - 1}" if head in sizes else "not be negative"
+        raise IllegalActionError(f"head {head} of host {host} must {rule}, got {actions[host, position]}")
     op, slot = actions[:, 0], actions[:, _SLOT]
     refused = ~legal_ops(slots, config)[np.arange(num_hosts), op, slot]
     if refused.any():
@@ -219,7 +231,7 @@ def execute(slots: Slots, actions: np.ndarray, config: LifecycleConfig) -> None:
 def tick(slots: Slots, config: LifecycleConfig) -> None:
     """One decision of time, in place: ramps move, cooldowns run, ages grow."""
     slots.ramp_step += slots.ramping
-    in_play = slots.stage == Stage.BLENDING
+    in_play = _BLENDING[slots.stage]
     alpha = ramp_alpha(slots.alpha_start, slots.alpha_target, slots.ramp_step, slots.ramp_length, slots.ramp_curve)
     slots.alpha[in_play] = alpha[in_play]
     remove(slots, np.nonzero(slots.leaving & ~slots.ramping))

@@ -55,6 +55,7 @@ def make_facts(decision=5, loss=1.0, slots=None, sizes=SIZES, lifecycle=None, nu
         train_loss=np.full((num_hosts, 16), np.nan),
         val_loss=val_loss,
         val_accuracy=np.full((num_hosts, 16), np.nan),
+        parameters=np.full((num_hosts, 16), np.nan),
     )
 
 

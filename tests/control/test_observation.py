@@ -52,6 +52,7 @@ def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -
         "train_loss": np.full((num_hosts, 16), NAN),
         "val_loss": np.full((num_hosts, 16), NAN),
         "val_accuracy": np.full((num_hosts, 16), NAN),
+        "parameters": np.full((num_hosts, 16), NAN),
     }
     for name, value in values.items():
         array = np.asarray(value)
@@ -490,3 +491,11 @@ def test_flat_rows_hold_the_host_then_its_slots_then_nothing():
 def test_more_slots_than_there_is_room_for_are_refused():
     with pytest.raises(ValueError, match="max_slots must be at least the number of slots, 2, got 1"):
         flatten(observe(make_facts()), max_slots=1)
+
+
+def test_previous_reward_is_the_change_of_accuracy_minus_that_of_rent():
+    accuracy, parameters = np.full(16, NAN), np.full(16, NAN)
+    accuracy[-2:], parameters[-2:] = [0.50, 0.55], [100, 200]
+    grown = make_facts(val_accuracy=accuracy, parameters=parameters)
+    assert base("previous_reward", grown) == pytest.approx(4 / (4 + 2))  # 5 points won, one doubling paid
+    assert base("previous_reward", make_facts(val_accuracy=accuracy)) == 0  # not known

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from simic.actions import Action
 from simic.environment.attribution import (
+    attribute_episodes,
     cached,
     coalition_metrics,
     leave_one_out,
@@ -228,11 +229,13 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
     masks = np.random.default_rng(0).random((12, 4, 3)) < 0.5
     masks[5] = masks[3]
     found = coalition_metrics(hosts, x, y, masks)
-    life, original, live = hosts.life, hosts.life.alpha.copy(), hosts.life.live
-    life.stage[live] = Stage.HOLDING  # a seed in training has no alpha of its own
+    some = coalition_metrics(hosts, x[[3, 1]], y[[3, 1]], masks[:, [3, 1]], np.array([3, 1]))
+    assert some == pytest.approx(found[:, [3, 1]], abs=1e-12)
+    life, original = hosts.life, hosts.life.alpha.copy()
+    life.stage[life.live] = Stage.HOLDING  # a seed in training has no alpha of its own
     for mask, values in zip(masks, found, strict=True):
         on = np.where(original > 0, original, life.alpha_target)
-        life.alpha[:] = np.where(live, np.where(mask, on, 0.0), original)
+        life.alpha[:] = np.where(mask, on, 0.0)
         hosts.follow_life()
         expected = hosts.evaluate(x, y)[1]
         life.alpha[:] = original
@@ -243,39 +246,97 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
 def test_leave_one_out_of_real_seeds_equals_the_switching_of_each_decision(grown):
     hosts, x, y = grown
     _, metric, flipped = hosts.evaluate_and_attribute(x, y)
-    speaking = hosts.life.live & (hosts.life.alpha > 0)
-    without = np.tile(speaking, (4, 1, 1))
+    heard = hosts.life.alpha > 0
+    speaking = heard & hosts.life.live
+    without = np.tile(heard, (4, 1, 1))
     without[[1, 2, 3], :, [0, 1, 2]] = False
     values = coalition_metrics(hosts, x, y, without)
     assert values[0] == pytest.approx(metric.numpy(), abs=1e-12)
     assert values[1:].T[speaking] == pytest.approx(flipped[speaking], abs=1e-12)
     training = hosts.life.stage == Stage.TRAINING
     for n, slot in np.argwhere(training):
-        joined = speaking.copy()
+        joined = heard.copy()
         joined[n, slot] = True
         assert coalition_metrics(hosts, x, y, joined[None])[0, n] == pytest.approx(flipped[n, slot], abs=1e-12)
     assert speaking.any()
     assert training.any() == hosts.lifecycle.has_training_stage
 
 
+def bare_metric(hosts, x, y):
+    """The metric of every host without any seed, from its weights alone."""
+    metrics = []
+    for n in range(hosts.num_hosts):
+        alone = host()
+        nn.utils.vector_to_parameters(hosts.hosts.rows[n], alone.parameters())
+        metrics.append(minus_loss(alone(x[n]), y[n]).item())
+    return metrics
+
+
 def test_shapley_values_of_real_seeds_add_up_to_what_growth_brought(grown):
     hosts, x, y = grown
     before = hosts.hosts.rows.clone()
-    value, present = seed_game(hosts, x, y)
+    value, present = seed_game(hosts, [(x, y)])
     result = shapley(value, present, generator=rng())
     all_in, none = value(np.stack([present, ~everyone(3)]))
     assert result.values.sum(1) == pytest.approx(all_in - none, abs=1e-12)
-    assert result.values[~hosts.life.live] == pytest.approx(0, abs=1e-12)
-    assert none == pytest.approx(hosts.evaluate(x, y, exported=True)[1].numpy(), abs=1e-12)
+    assert (np.abs(result.values[hosts.life.occupied]) > 1e-6).all(), "fossils play too"
+    assert result.values[~hosts.life.occupied] == pytest.approx(0, abs=1e-12)
+    assert none == pytest.approx(bare_metric(hosts, x, y), abs=1e-12)
     assert torch.equal(hosts.hosts.rows, before)
 
 
-def test_coalitions_that_say_the_same_of_live_seeds_cost_one_pass(grown):
+def test_a_game_on_batches_is_the_game_on_all_samples(grown):
+    hosts, x, y = grown
+    coalitions = np.array([[True, False, True], [False, True, True]])
+    whole, parts = (seed_game(hosts, batches)[0](coalitions) for batches in ([(x, y)], split(x, y)))
+    assert parts == pytest.approx(whole, abs=1e-12)
+
+
+def split(x, y):
+    return [(x[:, :20], y[:, :20]), (x[:, 20:], y[:, 20:])]
+
+
+def test_at_the_end_each_host_gets_what_it_would_alone(grown):
+    hosts, x, y = grown
+    which = np.array([True, False, True, True])
+    found = attribute_episodes(hosts, split(x, y), which)
+    present = hosts.life.occupied & which[:, None]
+    assert np.array_equal(np.isfinite(found.shapley), present)
+    assert (found.shapley_error[present] == 0).all()
+    pairs = present[:, :, None] & present[:, None] & ~np.eye(3, dtype=bool)
+    assert np.array_equal(np.isfinite(found.interaction), pairs)
+    assert np.array_equal(found.interaction, found.interaction.swapaxes(1, 2), equal_nan=True)
+    for n in np.flatnonzero(which):
+        value, slots = seed_game(hosts, [(x, y)], np.array([n]))
+        expected = shapley(value, slots, generator=rng()).values[0]
+        assert found.shapley[n] == pytest.approx(expected, abs=1e-12, nan_ok=True)
+        assert found.interaction[n] == pytest.approx(pairwise_interaction(value, slots)[0], abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("grown", ["direct"], indirect=True)
+def test_hosts_that_do_not_fit_into_memory_at_once_play_in_turn(grown):
+    hosts, x, y = grown
+    whole = attribute_episodes(hosts, [(x, y)], everyone(4))
+    hosts._hosts_at_once = 3
+    hosts.follow_life()
+    for one, other in zip(whole, attribute_episodes(hosts, [(x, y)], everyone(4)), strict=True):
+        assert one == pytest.approx(other, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("grown", ["direct"], indirect=True)
+def test_without_an_end_or_a_seed_there_is_nothing_to_share(grown):
+    hosts, x, y = grown
+    assert all(np.isnan(values).all() for values in attribute_episodes(hosts, [(x, y)], ~everyone(4)))
+    hosts.reset(np.arange(4), np.arange(4))
+    assert all(np.isnan(values).all() for values in attribute_episodes(hosts, [(x, y)], everyone(4)))
+
+
+def test_coalitions_that_say_the_same_of_seeds_cost_one_pass(grown):
     hosts, x, y = grown
     passes = []
     hosts.metric = lambda logits, targets: passes.append(1) or minus_loss(logits, targets)
-    masks = np.tile(hosts.life.live, (3, 1, 1))
-    masks[1][~hosts.life.live] = True
+    masks = np.tile(hosts.life.occupied, (3, 1, 1))
+    masks[1][~hosts.life.occupied] = True
     coalition_metrics(hosts, x, y, masks)
     assert len(passes) == 1
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from simic.actions import Action
-from simic.environment.governor import Governor, GovernorConfig, Snapshot, Verdict
+from simic.environment.config import GovernorConfig
+from simic.environment.governor import Governor, Snapshot, Verdict
 from simic.growth.stacked import StackedHosts
 from simic.lifecycle import Stage
 

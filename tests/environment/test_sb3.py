@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from simic.environment.config import EpisodeConfig
 from simic.environment.single_env import GrowthEnv
-from simic.environment.trainings import EpisodeConfig
 from simic.tasks.task import make_task
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from gymnasium.utils.env_checker import check_env
 
 from simic.actions import HEADS
 from simic.control.baselines import RandomController
+from simic.environment.config import EpisodeConfig
 from simic.environment.single_env import ENV_ID, GrowthEnv
-from simic.environment.trainings import EpisodeConfig
 from simic.environment.vector_env import GrowthVectorEnv
 from simic.tasks.task import make_task
 
@@ -43,6 +43,7 @@ def test_it_is_the_first_environment_of_the_vector():
         assert info["illegal"] == infos["illegal"][0]
         if terminated:
             assert info["score"] == pytest.approx(infos["final_info"]["score"][0], abs=1e-4)
+            np.testing.assert_allclose(info["shapley"], infos["final_info"]["shapley"][0], atol=1e-4)
             observation, info = single.reset()
 
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from simic.actions import HEADS, Action
+from simic.environment.config import EpisodeConfig
 from simic.environment.governor import Verdict
 from simic.environment.stacked_data import StackedData
-from simic.environment.trainings import EpisodeConfig, HostTrainings
+from simic.environment.trainings import HostTrainings, Outcome
 from simic.growth.stacked_optimizer import OptimizerConfig
-from simic.lifecycle import IllegalActionError, Stage
+from simic.lifecycle import IllegalActionError, LifecycleConfig, Stage
 from simic.rewards.terms import POINTS
 from simic.tasks.task import evaluate, make_task
 
@@ -97,6 +99,39 @@ def test_a_contribution_is_the_metric_with_the_seed_minus_without_it():
     without = trainings._evaluate("validation", exported=True)[1]  # the only live seed is left out
     np.testing.assert_allclose(facts.slots.contribution[:, 0], facts.val_accuracy[:, -1] - without, atol=1e-6)
     assert np.isnan(facts.slots.contribution[:, 1]).all()
+    assert not facts.slots.counterfactual.any()
+    assert not facts.slots.contribution_age[:, 0].any(), "measured just now"
+
+
+def test_a_seed_in_training_is_measured_at_its_alpha_target_and_marked():
+    shadow = LifecycleConfig(incubation="shadow")
+    trainings = HostTrainings(TASK, (1, 2, 3), episode=EpisodeConfig(horizon=HORIZON), lifecycle=shadow)
+    grow = Action("germinate", "stem", "mlp", alpha_target=0.7)
+    for action in (grow, Action("advance", "stem"), WAIT):
+        facts = trainings.step(rows(trainings, action)).facts
+    life = trainings.hosts.life
+    assert facts.slots.counterfactual.tolist() == [[True, False]] * 3
+    life.stage[:, 0], life.alpha[:, 0] = Stage.HOLDING, 0.7
+    trainings.hosts.follow_life()
+    joined = trainings._evaluate("validation")[1]
+    np.testing.assert_allclose(facts.slots.contribution[:, 0], joined - facts.val_accuracy[:, -1], atol=1e-6)
+
+
+def test_detectors_remember_how_good_a_host_was_before_its_seed():
+    trainings = new_trainings()
+    before = trainings.facts().val_accuracy[:, -1]
+    for action in (GROW, WAIT):
+        trainings.step(rows(trainings, action))
+    assert np.array_equal(trainings._gaming.quality_at_blend[:, 0], before)
+
+
+def test_the_governor_forgets_what_was_usual_when_a_seed_leaves():
+    trainings = new_trainings()
+    for action in (GROW, WAIT, WAIT):
+        trainings.step(rows(trainings, action))
+    trainings.step(rows(trainings, WAIT, Action("prune", "stem"), WAIT))
+    known = np.isfinite(trainings.governor.state_dict()["history"])  # (2, N, W)
+    assert known.sum(2).tolist() == [[4, 1, 4]] * 2
 
 
 def test_at_the_end_the_exported_network_counts():
@@ -130,7 +165,8 @@ def same_future(one: HostTrainings, other: HostTrainings, actions: list[Action])
 
 
 def test_a_new_episode_is_as_if_there_had_been_no_other():
-    used, fresh = new_trainings((7, 8, 9)), new_trainings((1, 2, 3))
+    task = replace(TASK, draws=replace(TASK.draws, rate_factor=(0.2, 5.0)))
+    used, fresh = new_trainings((7, 8, 9), task), new_trainings((1, 2, 3), task)
     for action in (GROW, WAIT, Action("prune", "stem")):
         used.step(rows(used, action))
     used.reset(np.arange(3), (1, 2, 3))
@@ -148,6 +184,7 @@ def test_a_reset_of_one_host_leaves_the_others_alone():
     for name in ("decision", "val_loss", "val_accuracy", "train_loss", "previous_action", "host_gradient_norm"):
         assert np.array_equal(getattr(before, name)[others], getattr(after, name)[others], equal_nan=True), name
     assert np.array_equal(before.slots.gradient_norm[others], after.slots.gradient_norm[others], equal_nan=True)
+    assert np.array_equal(trainings._first[:, others], twin._first[:, others])
     assert after.decision[1] == 0
     assert not after.slots.occupied[1].any()
     for _ in range(2):
@@ -158,7 +195,7 @@ def test_a_reset_of_one_host_leaves_the_others_alone():
 
 def test_a_host_that_breaks_at_birth_returns_to_its_own_first_weights():
     trainings = new_trainings(anneal=False)
-    trainings.step(rows(trainings, WAIT))
+    assert trainings.step(rows(trainings, WAIT)).reward.total[1] != 0
     trainings.reset(np.array([1]), (42,))
     born = trainings.hosts.hosts.rows[1].clone()
     trainings.hosts.hosts.rows[1] = torch.nan
@@ -166,8 +203,108 @@ def test_a_host_that_breaks_at_birth_returns_to_its_own_first_weights():
     assert outcome.verdict.tolist() == [Verdict.OK, Verdict.NOT_FINITE, Verdict.OK]
     assert outcome.ended.tolist() == [False, True, False]
     assert torch.equal(trainings.hosts.hosts.rows[1], born)
+    assert outcome.reward.terms["forfeit"][1] == 0, "what its predecessor earned is not its own"
     assert outcome.facts.slots.stage[:, 0].tolist() == [Stage.BLENDING, Stage.PRUNED, Stage.BLENDING]
     assert (outcome.facts.host_gradient_norm[[0, 2]] > 0).all()
+
+
+# What each seed brought, at the end.
+
+FOSSIL_AND_LIVE = [
+    GROW,
+    *[WAIT] * 3,
+    Action("advance", "stem"),
+    Action("fossilize", "stem"),
+    Action("germinate", "block1", "mlp"),
+    WAIT,
+]
+
+
+def last_outcome(trainings: HostTrainings, actions: list[Action]) -> Outcome:
+    """Of an episode's decisions; none but the last may end it."""
+    for action in actions[:-1]:
+        assert trainings.step(rows(trainings, action)).attribution is None
+    return trainings.step(rows(trainings, actions[-1]))
+
+
+def test_the_end_of_an_episode_says_what_each_seed_brought():
+    trainings = new_trainings(horizon=len(FOSSIL_AND_LIVE), anneal=False)
+    outcome = last_outcome(trainings, FOSSIL_AND_LIVE)
+    life, shares = trainings.hosts.life, outcome.attribution
+    assert (life.stage == [Stage.FOSSILIZED, Stage.BLENDING]).all()
+    assert shares is not None
+    fossil, both = outcome.facts.val_accuracy[:, -1], trainings._evaluate("validation")[1]
+    life.alpha[:, 0] = 0
+    trainings.hosts.follow_life()
+    none, live = trainings._evaluate("validation", exported=True)[1], trainings._evaluate("validation")[1]
+    # Each comes first in one order and second in the other.
+    expected = np.stack([fossil - none + both - live, live - none + both - fossil], axis=1) / 2
+    np.testing.assert_allclose(shares.shapley, expected, atol=1e-6)
+    np.testing.assert_allclose(shares.shapley.sum(1), both - none, atol=1e-6)
+    assert (np.abs(expected) > 1e-3).any(0).all(), "both kinds matter"
+    assert not shares.shapley_error.any()
+    for one, other in ((0, 1), (1, 0)):
+        np.testing.assert_allclose(shares.interaction[:, one, other], both - fossil - live + none, atol=1e-6)
+
+
+def test_a_host_that_breaks_gets_no_shares():
+    trainings = new_trainings(horizon=len(FOSSIL_AND_LIVE))
+    for action in FOSSIL_AND_LIVE[:-1]:
+        trainings.step(rows(trainings, action))
+    trainings.hosts.hosts.rows[1] = torch.nan
+    outcome = trainings.step(rows(trainings, WAIT))
+    assert outcome.ended.all()
+    assert outcome.facts.slots.stage[1].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
+    for values in outcome.attribution:
+        assert np.isnan(values[1]).all()
+    assert np.isfinite(outcome.attribution.shapley[[0, 2]]).all()
+    broken_early = new_trainings()
+    broken_early.hosts.hosts.rows[1] = torch.nan
+    outcome = broken_early.step(rows(broken_early, GROW))
+    assert outcome.ended.tolist() == [False, True, False]
+    assert outcome.attribution is None
+
+
+def test_shares_neither_disturb_training_nor_come_unasked():
+    asked, unasked = new_trainings(), new_trainings(attribute_at_end=False)
+    state = torch.get_rng_state()
+    for one in (asked, unasked):
+        one.step(rows(one, GROW))
+        one.reset(np.array([1]), (42,))
+        for _ in range(HORIZON - 2):
+            one.step(rows(one, WAIT))
+    with_shares, without = (one.step(rows(one, WAIT)) for one in (asked, unasked))
+    assert with_shares.ended.tolist() == without.ended.tolist() == [True, False, True]
+    assert with_shares.attribution is not None
+    assert without.attribution is None
+    assert torch.equal(torch.get_rng_state(), state)
+    for one in (asked, unasked):
+        one.reset(np.array([0, 2]), (43, 44))
+    same_future(asked, unasked, [GROW, WAIT, WAIT])
+
+
+def likelihood(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A metric that every seed changes a little."""
+    return (-cross_entropy(logits, targets)).exp()
+
+
+def test_with_many_seeds_shares_are_sampled_from_each_hosts_own_rng_seed():
+    task = replace(make_task("teacher-mlp", width=4, num_slots=5, train_size=64), metric=likelihood)
+    actions = [Action("germinate", slot, "mlp_small") for slot in task.slots]
+    few, many = (HostTrainings(task, seeds, episode=EpisodeConfig(horizon=5)) for seeds in ((5, 6), (7, 6, 8, 5)))
+    results = []
+    for one in (few, many):
+        for action in actions:
+            row = action.encode(task.slots, one.hosts.blueprint_names)
+            outcome = one.step(np.tile(row, (one.num_hosts, 1)))
+        results.append(outcome.attribution)
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs[[3, 1]], atol=1e-6)
+    assert (results[0].shapley_error > 0).all()
+    few.hosts.rng_seeds[0] = 9
+    again = few._attribute_seeds(np.ones(2, dtype=bool)).shapley
+    assert not np.array_equal(again[0], results[0].shapley[0])
+    assert np.array_equal(again[1], results[0].shapley[1])
 
 
 def test_nothing_but_the_test_metric_sees_the_test_split():

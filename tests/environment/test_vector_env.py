@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER, Action, Op
 from simic.control.legality import Masks
-from simic.environment.governor import GovernorConfig, Verdict
-from simic.environment.trainings import EpisodeConfig
+from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.governor import Verdict
 from simic.environment.vector_env import GrowthVectorEnv, flat_mask, host_rng_seed, replace_illegal
 from simic.lifecycle import INCUBATIONS, IllegalActionError, LifecycleConfig
 from simic.rewards.schemes import SCHEMES, RewardConfig
@@ -75,7 +75,8 @@ def assert_equal(one, other, path="") -> None:
         for index, (a, b) in enumerate(zip(one, other, strict=True)):
             assert_equal(a, b, f"{path}[{index}]")
     else:
-        assert np.array_equal(one, other), path
+        one, other = np.asarray(one), np.asarray(other)
+        assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), path
 
 
 # Draws.
@@ -104,6 +105,9 @@ def test_a_host_lives_the_same_whatever_the_number_of_environments():
     for one, other in zip(play(small, 10), play(large, 10), strict=True):
         np.testing.assert_allclose(one[0], other[0][:4], atol=1e-4)
         np.testing.assert_allclose(one[-1]["score"], other[-1]["score"][:4], atol=1e-4)
+        for name in ("shapley", "interaction"):
+            if name in one[-1]:
+                np.testing.assert_allclose(one[-1][name], other[-1][name][:4], atol=1e-4)
     np.testing.assert_allclose(small.trainings.hosts.hosts.rows, large.trainings.hosts.hosts.rows[:4], atol=1e-4)
     assert np.array_equal(small.facts.slots.stage, large.facts.slots.stage[:4])
 
@@ -336,6 +340,23 @@ def test_the_last_of_an_episode_is_told_and_the_next_has_begun():
     assert_equal({key: info[key] for key in fresh_info}, fresh_info)
 
 
+def test_the_shares_of_seeds_are_told_where_an_episode_reached_its_horizon():
+    env = new_env(3)
+    env.reset(seed=0)
+    grow = np.stack([row(env, "germinate", "stem", "mlp"), row(env, "germinate", "stem", "mlp"), wait(env)[0]])
+    assert "shapley" not in env.step(grow)[-1]
+    for _ in range(HORIZON - 2):
+        env.step(wait(env))
+    env.trainings.hosts.hosts.rows[1] = torch.nan
+    info = env.step(wait(env))[-1]
+    assert info["_final_info"].all()
+    for name, shape in (("shapley", (3, 2)), ("shapley_error", (3, 2)), ("interaction", (3, 2, 2))):
+        assert info[name].shape == shape
+        assert info[f"_{name}"].tolist() == [True, False, True]
+        assert_equal(info["final_info"][name], info[name])
+    assert np.array_equal(np.isfinite(info["shapley"]), [[True, False], [False, False], [False, False]])
+
+
 def test_only_some_may_be_reset():
     env = new_env(3, autoreset_mode=AutoresetMode.DISABLED)
     before = play(env, 2)[-1][0]["base"]
@@ -344,6 +365,24 @@ def test_only_some_may_be_reset():
     assert info["_action_mask"].tolist() == [False, True, False]
     assert np.array_equal(observation["base"][[0, 2]], before[[0, 2]])
     assert not np.array_equal(observation["base"][1], before[1])
+
+
+def test_episodes_are_counted_by_each_environment_for_itself():
+    env = new_env(3, rng_seed=7)
+    env.reset()
+    for _ in range(2):
+        env.reset(options={"reset_mask": np.array([False, True, False])})
+    env.reset(options={"reset_mask": np.array([True, True, False])})
+    expected = [host_rng_seed(7, episode, index) for index, episode in enumerate((1, 3, 0))]
+    assert env.trainings.hosts.rng_seeds.tolist() == expected
+
+
+def test_what_is_over_stays_over_until_it_is_reset():
+    env = new_env(3, horizon=1, autoreset_mode=AutoresetMode.DISABLED)
+    play(env, 1)
+    env.reset(options={"reset_mask": np.array([False, True, False])})
+    with pytest.raises(RuntimeError, match=r"environments \[0, 2\] are over"):
+        env.step(wait(env))
 
 
 def check_episodes(env: GrowthVectorEnv, decisions: int, rng_seed: int) -> None:

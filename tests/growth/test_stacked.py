@@ -107,6 +107,7 @@ def facts_of(hosts: StackedHosts) -> Facts:
         train_loss=np.zeros((n, 1)),
         val_loss=np.zeros((n, 1)),
         val_accuracy=np.zeros((n, 1)),
+        parameters=np.ones((n, 1)),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from simic.lifecycle import LifecycleConfig
 from simic.slots import Slots
 
-FIGURES = ("val_loss", "val_accuracy", "train_loss")
+FIGURES = ("val_loss", "val_accuracy", "train_loss", "parameters")
 HISTORY = 16
 """Host epochs of figures that a controller sees."""
 
@@ -47,6 +47,8 @@ class Facts:
     """Validation loss after each of the last host epochs (N, K)."""
     val_accuracy: np.ndarray
     """Validation accuracy likewise; NaN where the task has none (N, K)."""
+    parameters: np.ndarray
+    """Parameters of the whole network, seeds included, when these figures were taken (N, K)."""
 
     @property
     def num_hosts(self) -> int:

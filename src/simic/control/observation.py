@@ -20,7 +20,7 @@ import numpy as np
 from simic.actions import STYLES, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.lifecycle import INCUBATIONS, LIVE, Stage
+from simic.lifecycle import INCUBATIONS, Stage
 from simic.slots import Slots
 
 WINDOW = 16
@@ -45,7 +45,6 @@ BLUEPRINT_KINDS: dict[str, tuple[str, ...]] = {
 }
 """Kinds by blueprint name. A blueprint that is not listed has none, and no listed one is without."""
 
-_IS_LIVE = np.array([stage in LIVE for stage in Stage])
 _FOSSIL = int(Stage.FOSSILIZED)  # comparing an array with the enumeration itself takes five times as long
 _VAL_LOSS, _ACCURACY, _TRAIN_LOSS = range(3)
 
@@ -130,7 +129,7 @@ def _view(facts: Facts, legal: np.ndarray, blueprints: np.ndarray) -> _View:
         num_slots=max(1, facts.slots.stage.shape[1]),
         legal=legal,
         blueprints=blueprints,
-        live=_IS_LIVE[facts.slots.stage],
+        live=facts.slots.live,
         horizon=np.where(facts.horizon > 0, facts.horizon, np.nan),
         history=history,
         now=history[..., -1],
@@ -164,6 +163,11 @@ def _slope(window: np.ndarray) -> np.ndarray:
     # Sums of products rather than matrix products, whose rounding depends on how many hosts there are.
     centred = seen * (time - (seen * time).sum(1, keepdims=True) / count)
     return (centred * values).sum(1) / (centred**2).sum(1) / (np.abs(values).sum(1) / count[:, 0])
+
+
+def _score_change(view: _View) -> np.ndarray:
+    before, now = view.facts.parameters[:, -2:].T if view.facts.parameters.shape[1] > 1 else (np.nan, np.nan)
+    return 100 * view.change[_ACCURACY, :, 0] - np.log2(now / before)
 
 
 def _since_best(view: _View) -> np.ndarray:
@@ -218,6 +222,7 @@ BASE_FEATURES = Table(
     Feature("val_accuracy", "validation accuracy", lambda v: v.now[_ACCURACY]),
     Feature("val_accuracy_known", "there is an accuracy", lambda v: ~np.isnan(v.now[_ACCURACY])),
     Feature("val_accuracy_change", "change of accuracy", lambda v: v.change[_ACCURACY], 0.05, _SPAN_NAMES),
+    Feature("previous_reward", "change of quality minus rent over the last decision, in points", _score_change, 2),
     Feature("train_loss_change", "change over the sum of both", lambda v: v.relative[_TRAIN_LOSS], 0.1, _SPAN_NAMES),
     Feature("overfitting", "validation minus training loss over their sum",
             lambda v: _relative(v.now[_VAL_LOSS], v.now[_TRAIN_LOSS])),

@@ -119,6 +119,7 @@ class GrowthScheduler:
             self._gradients.report(self.model)
             self._measure_contributions(_metric(figures) if val_loss is None and val_accuracy is None else None)
             seen = figures | {"train_loss": math.nan if train_loss is None else float(train_loss)}
+            seen["parameters"] = float(sum(parameter.numel() for parameter in self.model.parameters()))
             self._history = {name: [*earlier[name], seen[name]][-HISTORY:] for name in FIGURES}
             before = self.model.life.copy()
             row = self._decide()

@@ -1,12 +1,15 @@
 """What each seed is worth: leave-one-out, pairwise interaction and Shapley values of the game that seeds play.
 
-Shapes: N hosts, S slots, K coalitions. A coalition is a mask of the slots whose live seeds speak. Results are (S,) or
-(S, S) if the value of a coalition is one number, with N in front if it is one per host; NaN where no seed is present.
+The players are all seeds, fossils and live ones. A coalition is a mask of the slots whose seeds speak, and its value is
+the metric of the network with exactly these seeds: that of the bare host if there are none.
+
+Shapes: N hosts, M of them, S slots, K coalitions. Results are (S,) or (S, S) if the value of a coalition is one number,
+with M in front if it is one per host; NaN where no seed is present.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import comb
 from typing import NamedTuple
@@ -19,7 +22,7 @@ from torch.func import vmap
 from simic.growth.stacked import StackedHosts, _speak
 
 Value = Callable[[np.ndarray], np.ndarray]
-"""Coalitions, bool (K, S) -> the metric with exactly these seeds, (K,) or (K, N)."""
+"""Coalitions, bool (K, S) -> the metric with exactly these seeds, (K,) or (K, M)."""
 MAX_EXACT_SEEDS = 4
 
 
@@ -28,6 +31,14 @@ class Shapley(NamedTuple):
 
     values: np.ndarray
     standard_error: np.ndarray
+
+
+class EpisodeAttribution(NamedTuple):
+    """How seeds share what growth brought, at the end of episodes; NaN where none ended or no seed is present."""
+
+    shapley: np.ndarray  # (N, S)
+    shapley_error: np.ndarray  # (N, S)
+    interaction: np.ndarray  # (N, S, S)
 
 
 def cached(value: Value) -> Value:
@@ -89,42 +100,75 @@ def shapley(value: Value, present: np.ndarray, *, generator: np.random.Generator
 
 
 @torch.no_grad()
-def coalition_metrics(hosts: StackedHosts, x: Tensor, y: Tensor, coalitions: np.ndarray) -> np.ndarray:
-    """The metric (K, N) on samples (N, B, ...) with exactly these live seeds speaking, masks (K, N, S).
+def coalition_metrics(
+    hosts: StackedHosts, x: Tensor, y: Tensor, coalitions: np.ndarray, who: np.ndarray | None = None
+) -> np.ndarray:
+    """The metric (K, M) of the hosts `who` (M,), or all, with exactly these seeds speaking, masks (K, M, S).
 
-    Fossils always speak. A seed whose alpha is 0 speaks with its alpha target, so that one in training counts too.
+    Samples are (M, B, ...). A seed whose alpha is 0 speaks with its alpha target, so that one in training counts too.
     Coalitions that agree up to a slot share the activations before it.
     """
-    live, alpha = hosts.life.live, hosts.life.alpha
-    if coalitions.shape[1:] != live.shape:
-        raise ValueError(f"coalitions must be (K, *{live.shape}), got {coalitions.shape}")
-    voice = np.where(alpha > 0, alpha, hosts.life.alpha_target)
+    who = np.arange(hosts.num_hosts) if who is None else who
+    present = hosts.life.occupied[who]
+    if coalitions.shape[1:] != present.shape:
+        raise ValueError(f"coalitions must be (K, *{present.shape}), got {coalitions.shape}")
+    voice = np.where(hosts.life.alpha > 0, hosts.life.alpha, hosts.life.alpha_target)
     # Sorted by the first slot, then the second, and so on: neighbours differ as late in the network as can be.
-    different, which = np.unique((coalitions & live).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, N)
-    metrics, kept = np.empty((len(different), hosts.num_hosts)), dict[int, Tensor]()
-    slots, everyone = range(live.shape[1]), np.arange(hosts.num_hosts)
+    different, which = np.unique((coalitions & present).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, M)
+    metrics, kept = np.empty((len(different), len(who))), dict[int, Tensor]()
+    slots, chosen, spoken = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(voice)
     for index, coalition in enumerate(different):
-        spoken = np.where(live, np.where(coalition.T, voice, 0.0), alpha)
-        plan = [hosts._voices(slot, everyone, spoken[:, slot], learns=False) for slot in slots]
+        spoken[who] = np.where(coalition.T, voice[who], 0.0)
+        plan = [hosts._voices(slot, who, spoken[:, slot], learns=False) for slot in slots]
         if index == 0:
-            out = hosts._run(x, 0, None, plan, kept=kept, keep=set(slots))
+            out = hosts._run(x, 0, chosen, plan, kept=kept, keep=set(slots))
         else:
             first = int((coalition != different[index - 1]).any(1).argmax())
-            out = hosts._run(_speak(kept[first], plan[first]), first + 1, None, plan, kept=kept, keep=set(slots))
+            out = hosts._run(_speak(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
         metrics[index] = vmap(hosts.metric)(out, y).cpu().numpy()
     return metrics[which.reshape(-1)]
 
 
-def seed_game(hosts: StackedHosts, x: Tensor, y: Tensor) -> tuple[Value, np.ndarray]:
-    """The game that the live seeds of N hosts play on samples (N, B, ...), and the slots present in it (S,).
+def seed_game(
+    hosts: StackedHosts, batches: Sequence[tuple[Tensor, Tensor]], who: np.ndarray | None = None
+) -> tuple[Value, np.ndarray]:
+    """The game that the seeds of `who` (M,), or of all hosts, play on samples (N, B, ...); the slots in it (S,).
 
-    A host without a live seed in a slot gets 0 there: nothing changes when nobody leaves.
+    A host without a seed in a slot gets 0 there: nothing changes when nobody leaves.
     """
+    members = np.arange(hosts.num_hosts) if who is None else who
+    sizes = [x.shape[1] for x, _ in batches]
 
     def value(coalitions: np.ndarray) -> np.ndarray:
-        return coalition_metrics(hosts, x, y, np.repeat(coalitions[:, None], hosts.num_hosts, axis=1))
+        masks = np.repeat(coalitions[:, None], len(members), axis=1)
+        parts = [coalition_metrics(hosts, x[members], y[members], masks, members) for x, y in batches]
+        return np.average(parts, axis=0, weights=sizes)
 
-    return cached(value), np.any(hosts.life.live, axis=0)
+    return cached(value), np.any(hosts.life.occupied[members], axis=0)
+
+
+def attribute_episodes(
+    hosts: StackedHosts, batches: Sequence[tuple[Tensor, Tensor]], which: np.ndarray
+) -> EpisodeAttribution:
+    """Shapley values and pairwise interactions of all seeds of the hosts `which` (mask (N,)).
+
+    Costs one pass over the samples per coalition: 2^S of them, shared by all hosts of up to 4 slots. Where there are
+    more slots every host plays alone, so that its orders of arrival are those of its own rng seed.
+    """
+    present = hosts.life.occupied & which[:, None]
+    (n, s), players = present.shape, np.flatnonzero(present.any(1))
+    result = EpisodeAttribution(*(np.full(shape, np.nan) for shape in ((n, s), (n, s), (n, s, s))))
+    at_once = hosts._hosts_at_once if s <= MAX_EXACT_SEEDS else 1
+    for start in range(0, len(players), at_once):
+        who = players[start : start + at_once]
+        value, slots = seed_game(hosts, batches, who)
+        orders = np.random.SeedSequence(int(hosts.rng_seeds[who[0]]), spawn_key=(0,))
+        result.shapley[who], result.shapley_error[who] = shapley(value, slots, generator=np.random.default_rng(orders))
+        result.interaction[who] = pairwise_interaction(value, slots)
+    for values in result[:2]:
+        values[~present] = np.nan
+    result.interaction[~(present[:, :, None] & present[:, None, :])] = np.nan
+    return result
 
 
 def _without(present: np.ndarray, absent: list[tuple[int, ...]]) -> np.ndarray:

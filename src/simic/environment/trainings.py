@@ -5,7 +5,7 @@ Shapes: N hosts, S slots, H heads of an action, K host epochs of history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from simic.actions import HEADS
 from simic.control.facts import FIGURES, HISTORY, Facts
-from simic.environment.governor import Governor, GovernorConfig, Snapshot, Verdict
+from simic.environment.attribution import EpisodeAttribution, attribute_episodes
+from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.governor import Governor, Snapshot, Verdict
 from simic.environment.stacked_data import StackedData
 from simic.growth.stacked import StackedHosts
 from simic.growth.stacked_optimizer import OptimizerConfig
@@ -30,20 +32,6 @@ EVALUATION_CHUNK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeConfig:
-    """What an episode is."""
-
-    horizon: int = 24
-    """Decisions of an episode; one host epoch passes between two."""
-    anneal: bool = True
-    """Whether each host's learning rate falls to zero along a cosine over the episode."""
-
-    def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ValueError(f"horizon must be at least 1, got {self.horizon}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one decision led to, for every host (N,)."""
 
@@ -56,6 +44,8 @@ class Outcome:
     """What the governor said: codes of `governor.Verdict`."""
     gaming: dict[str, np.ndarray]
     """Suspicions of gaming, by reason (N, S)."""
+    attribution: EpisodeAttribution | None
+    """How the seeds, live ones included, share the validation metric, where an episode reached its horizon."""
 
 
 class HostTrainings:
@@ -145,6 +135,7 @@ class HostTrainings:
             ended=final | broken,
             verdict=verdict,
             gaming=gaming,
+            attribution=self._attribute_seeds(final) if final.any() and self.episode.attribute_at_end else None,
         )
 
     def facts(self) -> Facts:
@@ -166,10 +157,10 @@ class HostTrainings:
             **{name: values.copy() for name, values in self._history.items()},
         )
 
-    def parameters(self, *, exported: bool = False) -> np.ndarray:
-        """Parameters of every network (N,), without live seeds if it is `exported`."""
-        seeds = self.hosts.seed_parameters()
-        return self.hosts.host_parameters + np.where(exported & self.hosts.life.live, 0, seeds).sum(1)
+    def parameters(self, *, exported: np.ndarray | bool = False) -> np.ndarray:
+        """Parameters of every network (N,), without live seeds where it is `exported` (N,)."""
+        left_out = np.reshape(exported, (-1, 1)) & self.hosts.life.live
+        return self.hosts.host_parameters + np.where(left_out, 0, self.hosts.seed_parameters()).sum(1)
 
     def test_metric(self) -> np.ndarray:
         """Metric of the exported networks on the test split (N,): for evaluation only."""
@@ -208,27 +199,32 @@ class HostTrainings:
         return loss, metric
 
     def _attribute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        size = self.data.size("validation")
         loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
         flipped = np.zeros(self.hosts.life.stage.shape)
-        for start in range(0, size, EVALUATION_CHUNK):
-            x, y = self.data.split("validation", slice(start, start + EVALUATION_CHUNK))
+        for x, y, weight in self._chunks("validation"):
             part = self.hosts.evaluate_and_attribute(x, y)
-            weight = x.shape[1] / size
             loss += weight * _numbers(part[0])
             metric += weight * _numbers(part[1])
             flipped += weight * part[2]
         return loss, metric, flipped
 
+    def _attribute_seeds(self, which: np.ndarray) -> EpisodeAttribution:
+        return attribute_episodes(self.hosts, [(x, y) for x, y, _ in self._chunks("validation")], which)
+
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        size = self.data.size(split)
         loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
+        for x, y, weight in self._chunks(split):
+            part = self.hosts.evaluate(x, y, exported=exported)
+            loss += weight * _numbers(part[0])
+            metric += weight * _numbers(part[1])
+        return loss, metric
+
+    def _chunks(self, split: str) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """A split of every host (N, B, ...) piece by piece, each with its share of the samples."""
+        size = self.data.size(split)
         for start in range(0, size, EVALUATION_CHUNK):
             x, y = self.data.split(split, slice(start, start + EVALUATION_CHUNK))
-            part = self.hosts.evaluate(x, y, exported=exported)
-            loss += x.shape[1] / size * _numbers(part[0])
-            metric += x.shape[1] / size * _numbers(part[1])
-        return loss, metric
+            yield x, y, x.shape[1] / size
 
     def _govern(self, val_loss: np.ndarray, train_loss: np.ndarray) -> np.ndarray:
         """The governor's verdicts (N,); broken hosts get their last good weights back, good ones are remembered."""
@@ -244,7 +240,7 @@ class HostTrainings:
         val_loss[which], metric[which] = exported_loss[which], exported_metric[which]
 
     def _remember(self, hosts: np.ndarray, val_loss: np.ndarray, metric: np.ndarray, train_loss: np.ndarray) -> None:
-        seen = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss}
+        seen = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
         for name, values in self._history.items():
             values[hosts] = np.concatenate([values[hosts, 1:], seen[name][hosts, None]], axis=1)
 
@@ -261,7 +257,6 @@ class HostTrainings:
         broken: np.ndarray,
     ) -> StepFacts:
         n = self.num_hosts
-        ended = final | broken
         return StepFacts(
             op=actions[:, 0],
             slot=actions[:, 1],
@@ -272,7 +267,7 @@ class HostTrainings:
             parameters_before=before[2],
             loss_after=self._history["val_loss"][:, -1].copy(),
             metric_after=self._history["val_accuracy"][:, -1].copy(),
-            parameters_after=np.where(ended, self.parameters(exported=True), self.parameters()),
+            parameters_after=self.parameters(exported=final | broken),
             host_parameters=np.full(n, self.hosts.host_parameters),
             seed_parameters_after=self.hosts.seed_parameters(),
             final=final,

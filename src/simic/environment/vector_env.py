@@ -18,8 +18,9 @@ from simic.actions import HEAD_VALUES, HEADS, MATTERS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
 from simic.control.observation import Observation, flatten, observe
-from simic.environment.governor import GovernorConfig
-from simic.environment.trainings import EpisodeConfig, HostTrainings
+from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.governor import Verdict
+from simic.environment.trainings import HostTrainings
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.rewards.schemes import RewardConfig
 from simic.rewards.terms import POINTS, doublings
@@ -41,8 +42,10 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     What `info` says, with Gymnasium's `_key` masks. Of the state that was observed: `action_mask` (N, sum of head
     sizes), the legality behind it as `op_mask` (N, ops), `slot_mask` (N, ops, S) and `blueprint_mask` (N, S, B), and
     `score` (N,), the objective in points. Of the decision that led there: `illegal` (N,), `verdict` (N,) of the
-    governor, `reward_terms` {name: (N,)} and `gaming` {reason: (N, S)}. Where an episode ended, the state is that of
-    the next one; `final_obs` and `final_info` hold the last of the old one.
+    governor, `reward_terms` {name: (N,)} and `gaming` {reason: (N, S)}; where an episode reached its horizon also
+    `shapley` and `shapley_error` (N, S) and `interaction` (N, S, S): how its seeds, fossils and live ones, share the
+    validation metric (see `attribution`). Where an episode ended, the state is that of the next one; `final_obs` and
+    `final_info` hold the last of the old one.
     """
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -113,6 +116,10 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         }
         everyone = np.ones(self.num_envs, dtype=bool)
         info = _with_masks(decision, everyone)
+        if outcome.attribution is not None:
+            shares = outcome.attribution._asdict()
+            decision |= shares
+            info |= _with_masks(shares, outcome.ended & (outcome.verdict == Verdict.OK))
         if outcome.ended.any() and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
             info |= _with_masks(self._final_info(decision), outcome.ended)
             self._begin(outcome.ended)
