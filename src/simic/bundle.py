@@ -29,8 +29,7 @@ class BundleError(ValueError):
 def save_bundle(path: str | Path, tree: Any) -> None:
     """Write `tree` to `path`. A crash at any moment leaves either the old file or the new one."""
     path = Path(path)
-    tensors: dict[str, Tensor] = {}
-    document = json.dumps(_pack(tree, "", tensors, {}), allow_nan=False)
+    document, tensors = pack_tree(tree)
     metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -65,7 +64,18 @@ def load_bundle(path: str | Path) -> Any:
         raise BundleError(f"{path} has bundle version {metadata.get('version')}, this simic reads {VERSION}")
     if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
         raise BundleError(f"{path} is damaged: its content does not match its checksum; use another checkpoint")
-    return _unpack(json.loads(metadata["tree"]), tensors)
+    return unpack_tree(metadata["tree"], tensors)
+
+
+def pack_tree(tree: Any) -> tuple[str, dict[str, Tensor]]:
+    """The tree as JSON text, and copies on the CPU of the tensors that the text names."""
+    tensors: dict[str, Tensor] = {}
+    return json.dumps(_pack(tree, "", tensors, {}), allow_nan=False), tensors
+
+
+def unpack_tree(document: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree that `pack_tree` took apart; it holds these very tensors."""
+    return _unpack(json.loads(document), tensors)
 
 
 def _digest(document: str, tensors: dict[str, Tensor]) -> str:

@@ -1,0 +1,79 @@
+"""Reading a run's events, afterwards or while they are written. There is no order between the two files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, overload
+
+from simic.telemetry.events import FILES, Event, EventError, Unknown, from_json
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """The run was resumed and this file cut back: forget what was read of it, it comes again from its start."""
+
+    file: str
+
+
+@overload
+def read_events(run: str | Path, kinds: None = None) -> Iterator[Event | Unknown]: ...
+@overload
+def read_events(run: str | Path, kinds: Sequence[type[E]]) -> Iterator[E]: ...
+def read_events(run: str | Path, kinds: Sequence[type[Event]] | None = None) -> Iterator[Event | Unknown]:
+    """All events of a run directory, or those of some classes; first what is of the process, then what is of the run.
+
+    A missing file counts as empty, and a last line that is still being written is left out.
+    """
+    wanted = None if kinds is None else tuple(kinds)
+    for name in FILES:
+        if wanted is not None and not any(kind.file == name for kind in wanted):
+            continue
+        for event, _ in _events_from(Path(run) / name, 0):
+            if wanted is None or isinstance(event, wanted):
+                yield event
+
+
+def follow(
+    run: str | Path, *, poll_seconds: float = 0.5, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Event | Unknown | Rewound]:
+    """Every event from the start, then new ones as they come, until `stop()`; the run need not exist yet."""
+    offsets = dict.fromkeys(FILES, 0)
+    while True:
+        stopping = stop()  # asked first: what was written before the stop is still read
+        for name in FILES:
+            path = Path(run) / name
+            if _size(path) < offsets[name]:
+                offsets[name] = 0
+                yield Rewound(name)
+            for event, end in _events_from(path, offsets[name]):
+                offsets[name] = end
+                yield event
+        if stopping:
+            return
+        time.sleep(poll_seconds)
+
+
+def _events_from(path: Path, offset: int) -> Iterator[tuple[Event | Unknown, int]]:
+    """The events of the whole lines from a byte on, each with the byte where its line ends."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                event = from_json(line)
+            except EventError as error:
+                raise EventError(f"{path}, byte {offset}: {error}; the file is damaged, remove that line") from None
+            offset += len(line)
+            yield event, offset
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -1,0 +1,202 @@
+"""Recorder: the one writer of a run's events. Lines are appended, flushed after each update, and cut back at resume."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, PROCESS_FILE, Event, Level, to_json
+
+_CHUNK = 1 << 16
+_NO_SPACE = "free some space, then resume"
+_NO_PERMISSION = "choose another place with --out, or change its permissions"
+_REMEDIES = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), then resume",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: _NO_PERMISSION,
+    errno.ENOENT: "make its directory first",
+    errno.ENOTDIR: "a file stands where a directory is needed: choose another place with --out",
+    errno.EEXIST: "a file stands where a directory is needed: choose another place with --out",
+}
+
+
+class OutputError(OSError):
+    """Something could not be written; the message says where, why, and what to do."""
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    """The same error in words, with a remedy."""
+    reason, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "check the disk, then resume")
+    explained = OutputError(f"cannot write {path}: {reason}; {remedy}")
+    explained.errno = error.errno
+    return explained
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are safe on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Recorder:
+    """Appends events to the files of a run directory, at a level of detail that can be raised for a while."""
+
+    def __init__(
+        self, directory: str | Path, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
+    ) -> None:
+        if level not in LEVELS:
+            raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
+        self.level: Level = level
+        self._mirrors = tuple(mirrors)
+        self._escalated_updates = 0
+        self._files = {name: _LineFile(Path(directory) / name) for name in FILES}
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether events of this kind are recorded now; ask before building many of them."""
+        level = "debug" if self._escalated_updates and self.level != "off" else self.level
+        return LEVELS.index(kind.level) <= LEVELS.index(level)
+
+    def record(self, event: Event) -> None:
+        """Write an event, if the level wants it, and tell the mirrors."""
+        if not self.wants(type(event)):
+            return
+        self._files[event.file].append(to_json(event))
+        if event.file == PROCESS_FILE:  # few, and news of the moment
+            self._files[PROCESS_FILE].flush()
+        for mirror in self._mirrors:
+            mirror(event)
+
+    def escalate(self, updates: int) -> None:
+        """Record everything for the rest of this update and that many more; `off` stays off."""
+        self._escalated_updates = max(self._escalated_updates, updates + 1)
+
+    def end_update(self) -> None:
+        """Make the update's events visible to readers."""
+        self.flush()
+        self._escalated_updates = max(self._escalated_updates - 1, 0)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        for file in self._files.values():
+            file.flush()
+
+    def position(self) -> int:
+        """Bytes of events.jsonl, all of them safe on disk: what a checkpoint stores."""
+        self._files[EVENTS_FILE].sync()
+        return self._files[EVENTS_FILE].size
+
+    def rewind(self, position: int) -> None:
+        """Forget the events after a position: they will happen again. process.jsonl stays as it is."""
+        self._files[EVENTS_FILE].cut(position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint stores: where the events stand, and how long all detail is still wanted."""
+        return {"position": self.position(), "escalated_updates": self._escalated_updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to where a checkpoint was taken."""
+        self.rewind(state["position"])
+        self._escalated_updates = state["escalated_updates"]
+
+    def close(self) -> None:
+        """Write what is left and let go of the files."""
+        try:
+            self.flush()
+        finally:
+            for file in self._files.values():
+                file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _LineFile:
+    """A file of whole lines: what a crash or a full disk tore off is cut away."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: list[bytes] = []
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.size = _whole_lines(self._descriptor)
+            os.ftruncate(self._descriptor, self.size)
+            sync_path(path.parent)
+        except OSError as error:
+            raise output_error(path, error) from error
+
+    def append(self, line: str) -> None:
+        self._pending.append(line.encode() + b"\n")
+
+    def flush(self) -> None:
+        """Write what is pending; if that fails the file is as before, and it stays pending."""
+        content = b"".join(self._pending)
+        try:
+            _write_at(self._descriptor, content, self.size)
+        except BaseException as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self.size)
+            if isinstance(error, OSError):
+                raise output_error(self.path, error) from error
+            raise
+        self.size += len(content)
+        self._pending.clear()
+
+    def sync(self) -> None:
+        self.flush()
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise output_error(self.path, error) from error
+
+    def cut(self, size: int) -> None:
+        """Drop everything after `size` bytes, which must be the end of a line."""
+        if not 0 <= size <= self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
+            raise ValueError(
+                f"{self.path} has no line that ends at byte {size}, where the checkpoint was taken (it has "
+                f"{self.size} bytes): it is damaged or of another run; resume into a new directory with --out"
+            )
+        self._pending.clear()
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+        self.sync()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._pending.clear()
+
+
+def _write_at(descriptor: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _whole_lines(descriptor: int) -> int:
+    """Bytes up to the end of the last whole line."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(end - _CHUNK, 0)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

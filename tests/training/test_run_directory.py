@@ -1,0 +1,103 @@
+"""The run directory: where files live, and one writer at a time."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simic.telemetry.recorder import OutputError
+from simic.training.run_directory import RunDirectory, RunLockedError, list_runs
+
+HOLDER = """
+import subprocess, sys
+from pathlib import Path
+from simic.training.run_directory import RunDirectory
+with RunDirectory(Path(sys.argv[1])).lock():
+    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "runs" / "one")
+
+
+def test_the_tree_is_made_on_request_only(run):
+    assert not run.path.exists()
+    assert run.create() is run
+    run.create()
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "episodes"]
+    assert run.events == run.path / "events.jsonl"
+    assert run.process == run.path / "process.jsonl"
+
+
+def test_a_place_that_cannot_be_written_is_told_in_words(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place with --out"):
+        RunDirectory(tmp_path / "file" / "run").create()
+    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place with --out"):
+        RunDirectory(tmp_path / "file").create()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_told_in_words(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match=r"Permission denied; choose another place"):
+        RunDirectory(tmp_path / "run").create()
+
+
+def test_the_lock_is_for_one_at_a_time(run):
+    with run.lock():
+        with pytest.raises(RunLockedError, match=rf"in use by process {os.getpid()} on .*another --out"), run.lock():
+            pass
+        assert str(os.getpid()) in run.lock_file.read_text()  # the one who was refused changed nothing
+    with run.lock():
+        pass
+
+
+def test_the_lock_is_released_by_an_error(run):
+    with pytest.raises(KeyError), run.lock():
+        raise KeyError
+    with run.lock():
+        pass
+
+
+def test_a_second_process_is_refused_and_the_lock_dies_with_its_holder(run):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        child = int(holder.stdout.readline())
+        try:
+            with pytest.raises(RunLockedError, match=f"process {holder.pid} on"), run.lock():
+                pass
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+            with run.lock():  # although a child of the dead process lives on
+                assert f'"pid": {os.getpid()}' in run.lock_file.read_text()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_holder_that_has_not_said_who_it_is(run):
+    with run.lock():
+        run.lock_file.write_text("")
+        with pytest.raises(RunLockedError, match="in use by another process"), run.lock():
+            pass
+
+
+def test_runs_are_listed_by_name(tmp_path):
+    for name in ("b", "a"):
+        RunDirectory(tmp_path / name).create()
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "c").mkdir()
+    RunDirectory(tmp_path / "c").process.write_text("")
+    assert [run.path.name for run in list_runs(tmp_path)] == ["a", "b", "c"]
+    assert list_runs(tmp_path / "nowhere") == []
+    assert list_runs(str(tmp_path)) == list_runs(Path(tmp_path))
