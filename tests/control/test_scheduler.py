@@ -337,7 +337,7 @@ def test_bad_construction_changes_nothing():
         "the optimizer holds none of the model's parameters": (elsewhere, "wait", [foreign]),
         "the LambdaLR drives another optimizer": (optimizer, "wait", [rate, foreign]),
         "LBFGS cannot train seeds": (lbfgs, "wait", []),
-        "controller must be one of heuristic, random, wait or an object, got 'heuristics'": (
+        "controller must be one of heuristic, random, wait, the path of a trained one or an object, got 'heuristics'": (
             optimizer,
             "heuristics",
             [],

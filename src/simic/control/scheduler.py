@@ -20,6 +20,7 @@ from simic.bundle import load_bundle, save_bundle
 from simic.control.baselines import Controller, RandomController, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.heuristic import HeuristicController
+from simic.control.learned import LearnedController
 from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
 from simic.growth.model import GrowableModel
 from simic.growth.topology import GROWTH_KEY, growth_record
@@ -35,6 +36,19 @@ _CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "random": RandomController,
     "wait": lambda rng_seed: WaitController(),
 }
+
+
+def make_controller(name: str, rng_seed: int = 0) -> Controller:
+    """A controller by name, or a trained one by the path of its file."""
+    if name in _CONTROLLERS:
+        return _CONTROLLERS[name](rng_seed)
+    if Path(name).is_file():
+        return LearnedController.load(name, rng_seed=rng_seed)
+    raise ValueError(
+        f"controller must be one of {', '.join(_CONTROLLERS)}, the path of a trained one or an object, got {name!r}"
+    )
+
+
 CONTRIBUTION_LIMIT = 1e6
 """What a seed is said to contribute if the network breaks without it."""
 Evaluate = Callable[[], Mapping[str, float]]
@@ -82,11 +96,7 @@ class GrowthScheduler:
         rng_seed: int = 0,
     ) -> None:
         if isinstance(controller, str):
-            if controller not in _CONTROLLERS:
-                raise ValueError(
-                    f"controller must be one of {', '.join(_CONTROLLERS)} or an object, got {controller!r}"
-                )
-            controller = _CONTROLLERS[controller](rng_seed)
+            controller = make_controller(controller, rng_seed)
         if evaluate is None and not isinstance(controller, WaitController):
             warnings.warn(
                 "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=2

@@ -27,9 +27,6 @@ NETWORKS_AT_ONCE = 8
 
 def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     """The outputs of N networks that share the structure of `module` and have parameters of their own."""
-    if len(x) == 1:
-        own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
-        return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
     return LAYERS.get(type(module), _vmapped)(module, parameters, x)
 
 
@@ -60,6 +57,8 @@ def _conv(module: nn.Conv1d | nn.Conv2d, parameters: Parameters, x: Tensor) -> T
 
 def _choose_convolution(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> str:
     """Small inputs fit in cache unfolded; else strided convolutions gain from being grouped, others do not."""
+    if len(x) == 1:
+        return "one by one"
     if x.device.type != "cpu" or module.groups > 1 or module.kernel_size == (1,) * len(module.kernel_size):
         return "grouped"
     if _plain(module) and x[0].numel() * x.element_size() * math.prod(module.kernel_size) <= COLUMNS_LIMIT:
@@ -226,6 +225,9 @@ def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor
 
 
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
+    if len(x) == 1:
+        own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
+        return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
     return vmap(lambda own, samples: functional_call(module, own, (samples,)))(dict(parameters), x)
 
 
