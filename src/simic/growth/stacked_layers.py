@@ -82,7 +82,8 @@ def _grouped(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor
 def _one_by_one(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
     convolve = F.conv1d if x.dim() == 4 else F.conv2d
     pairs = zip(x.unbind(), weight.unbind(), strict=True)
-    return torch.stack([convolve(a, w, None, module.stride, module.padding, module.dilation) for a, w in pairs])
+    stride, padding, dilation, groups = module.stride, module.padding, module.dilation, module.groups
+    return torch.stack([convolve(a, w, None, stride, padding, dilation, groups) for a, w in pairs])
 
 
 def _unfolded(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
