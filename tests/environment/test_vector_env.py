@@ -16,7 +16,8 @@ from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER, Action, Op
 from simic.control.legality import Masks
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.governor import Verdict
-from simic.environment.vector_env import GrowthVectorEnv, flat_mask, host_rng_seed, replace_illegal
+from simic.environment.seeding import host_rng_seed
+from simic.environment.vector_env import GrowthVectorEnv, flat_mask, replace_illegal
 from simic.lifecycle import INCUBATIONS, IllegalActionError, LifecycleConfig
 from simic.rewards.schemes import SCHEMES, RewardConfig
 from simic.slots import Slots, check_actions

@@ -72,7 +72,8 @@ class LearnedController:
         masks = legal_masks(facts)
         if self._state is None or len(self._state) != facts.num_hosts:
             self._state = self.network.initial_state(facts.num_hosts)
-        self._state[torch.from_numpy(facts.decision == 0)] = 0.0
+        # A new tensor: the old one may be part of somebody's checkpoint.
+        self._state = self._state.masked_fill(torch.from_numpy(facts.decision == 0).unsqueeze(-1), 0.0)
         seen = network_input(observe(facts, masks))
         choice = choose(
             self.network, seen, row_masks(masks), self._state, greedy=self.greedy, generator=self._generator

@@ -20,6 +20,7 @@ from simic.control.legality import Masks, legal_masks
 from simic.control.observation import Observation, flatten, observe
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.governor import Verdict
+from simic.environment.seeding import host_rng_seed
 from simic.environment.trainings import HostTrainings
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.rewards.schemes import RewardConfig
@@ -197,12 +198,6 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if (~mask & (self._episode < 0)).any():
             raise ValueError("the first reset must begin an episode in every environment: leave out reset_mask")
         return mask
-
-
-def host_rng_seed(rng_seed: int, episode: int, env: int) -> int:
-    """What the host of an episode is drawn from: its data, weights, batches and seeds."""
-    sequence = np.random.SeedSequence(rng_seed, spawn_key=(episode, env))
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))  # torch and numpy both take 63 bits
 
 
 def replace_illegal(actions: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:

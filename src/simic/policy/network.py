@@ -27,6 +27,8 @@ Observation = dict[str, Tensor]
 OPS = len(Op)
 GROWTH_TREE = ActionTree(HEADS, MATTERS, pointed=("blueprint", "slot"))
 """The heads of a growth controller: slots under each operation, blueprints under each slot."""
+RELUCTANCE = {Op.PRUNE: -3.0}
+"""Logits at birth, where not 0. Who prunes as often as it waits never sees a seed live to prove itself."""
 PLAIN_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """Heads whose choices are the same in every task."""
 
@@ -157,6 +159,9 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self.skip = orthogonal(4 * size, hidden)
         self.settle = nn.LayerNorm(hidden)
         self.op = orthogonal(hidden, OPS, gain=0.01)
+        with torch.no_grad():
+            for op, logit in RELUCTANCE.items():
+                self.op.bias[op] = logit
         self.op_embedding = nn.Parameter(torch.randn(OPS, size) / sqrt(size))
         self.slot = _Pointer(hidden, size)
         self.blueprint = _Pointer(hidden, size)

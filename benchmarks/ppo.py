@@ -1,0 +1,217 @@
+"""How fast do simic's recurrent PPO and its masked heads run, against sb3-contrib doing the same?
+
+Run: python benchmarks/ppo.py [--rounds 5]
+
+Update: 8 environments x 128 steps of CartPole without velocities under an untrained policy, so with many resets; then 4
+passes of 4 minibatches of 256 steps, so 16 gradient steps, for both. sb3-contrib's RecurrentPPO is measured with its
+default, an LSTM each for actor and critic, and with one that they share, as ours do. Hidden sizes are equal. After the
+LSTM both have a linear actor and a critic of one hidden layer of 64: less than sb3's own two layers of 64 for each, and
+in its favour. Before the LSTM ours has an encoder of 64 units, so an LSTM input of 64 where theirs is 2, and running
+scales of observations, rewards and values, which theirs lacks.
+
+Training: whole steps per second, playing and learning, the first updates of a fresh agent, hidden size 64, against its
+default.
+
+Acting: from the same logits and masks of the 8 heads of a growth controller (3 slots, 7 blueprints), each head for
+itself, to sampled actions of 8 environments and their log-probabilities, against MaskableMultiCategorical. Laying the
+flat logits out in rows is part of ours. The growth tree, in which heads depend on operation and slot, is timed as well,
+from rows as the network makes them.
+
+Everything is interleaved, one thread, best of several rounds, in processor seconds: nothing here waits, and what else
+the machine does hardly counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.maskable.distributions import MaskableMultiCategoricalDistribution
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from simic.actions import HEAD_VALUES, HEADS
+from simic.policy.network import GROWTH_TREE, PolicyConfig
+from simic.policy.tree import ActionTree, TreeDistribution
+from simic.ppo.agent import PPOAgent
+from simic.ppo.collect import Collector, make_network
+from simic.ppo.config import PPOConfig
+
+NUM_ENVS, NUM_STEPS, NUM_MINIBATCHES, PPO_EPOCHS = 8, 128, 4, 4
+NUM_SLOTS, NUM_BLUEPRINTS = 3, 7
+HEAD_SIZES = [{"slot": NUM_SLOTS, "blueprint": NUM_BLUEPRINTS}.get(h) or len(HEAD_VALUES[h]) for h in HEADS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    rounds: int = 5
+    """The best of so many counts."""
+    training_updates: int = 3
+    """Updates of a fresh agent in each round of whole training."""
+    acting_repeats: int = 300
+    """Decisions in each round of acting."""
+
+
+def cart_pole() -> gym.Env:
+    """CartPole that shows the position and the angle."""
+    env = gym.make("CartPole-v1")
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
+
+
+def make_ours(hidden_size: int) -> tuple[PPOAgent, Collector]:
+    """An untrained agent and what plays it."""
+    envs = SyncVectorEnv([cart_pole] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
+    config = PPOConfig(ppo_epochs=PPO_EPOCHS, num_minibatches=NUM_MINIBATCHES, target_kl=None)
+    agent = PPOAgent(make_network(envs, PolicyConfig(hidden_size=hidden_size)), config)
+    return agent, Collector(envs, agent, NUM_STEPS)
+
+
+def make_theirs(hidden_size: int, *, shared: bool) -> RecurrentPPO:
+    """The same by sb3-contrib, with its logger silent."""
+    policy: dict[str, Any] = {"lstm_hidden_size": hidden_size, "net_arch": {"pi": [], "vf": [64]}}
+    if shared:
+        policy |= {"shared_lstm": True, "enable_critic_lstm": False}
+    model = RecurrentPPO(
+        "MlpLstmPolicy",
+        DummyVecEnv([cart_pole] * NUM_ENVS),
+        n_steps=NUM_STEPS,
+        batch_size=NUM_ENVS * NUM_STEPS // NUM_MINIBATCHES,
+        n_epochs=PPO_EPOCHS,
+        ent_coef=0.01,
+        policy_kwargs=policy,
+        seed=0,
+        device="cpu",
+    )
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
+
+
+def best_seconds(jobs: dict[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, float]:
+    """The best time of each job, one after the other in every round; a job first prepares, which is not timed."""
+    best = dict.fromkeys(jobs, float("inf"))
+    for _ in range(rounds):
+        for name, prepare in jobs.items():
+            job = prepare()
+            start = time.process_time()
+            job()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def time_updates(hidden_size: int, rounds: int) -> dict[str, float]:
+    """Seconds of an update by ours, their default and their shared LSTM, each on a rollout of its untrained policy."""
+
+    def ours() -> Callable[[], object]:
+        agent, collector = make_ours(hidden_size)
+        rollout = collector.collect()
+        return lambda: agent.update(rollout)
+
+    def theirs(*, shared: bool) -> Callable[[], object]:
+        model = make_theirs(hidden_size, shared=shared)
+        _, callback = model._setup_learn(NUM_ENVS * NUM_STEPS)
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=NUM_STEPS)  # pyright: ignore[reportArgumentType]
+        return model.train
+
+    jobs = {"ours": ours, "default": lambda: theirs(shared=False), "shared": lambda: theirs(shared=True)}
+    return best_seconds(jobs, rounds)
+
+
+def time_training(hidden_size: int, rounds: int, updates: int) -> dict[str, float]:
+    """Seconds of playing and learning, from a fresh agent."""
+
+    def ours() -> Callable[[], object]:
+        agent, collector = make_ours(hidden_size)
+        return lambda: [agent.update(collector.collect()) for _ in range(updates)]
+
+    def theirs() -> Callable[[], object]:
+        model = make_theirs(hidden_size, shared=False)
+        return lambda: model.learn(updates * NUM_ENVS * NUM_STEPS)
+
+    return best_seconds({"ours": ours, "default": theirs}, rounds)
+
+
+def time_acting(rounds: int, repeats: int) -> dict[str, float]:
+    """Seconds from logits and masks to actions and their log-probabilities, for all environments at once."""
+    rng = np.random.default_rng(0)
+    flat_logits = torch.from_numpy(rng.normal(size=(NUM_ENVS, sum(HEAD_SIZES))).astype(np.float32))
+    flat_mask = torch.from_numpy(rng.random((NUM_ENVS, sum(HEAD_SIZES))) < 0.7)
+    width, starts = max(HEAD_SIZES), np.cumsum([0, *HEAD_SIZES[:-1]])
+    flat_mask[:, starts] = True  # at least one legal choice per head
+    column = np.arange(width)
+    exists = torch.from_numpy(column < np.array(HEAD_SIZES)[:, None])  # (H, W)
+    place = torch.from_numpy(np.minimum(starts[:, None] + column, sum(HEAD_SIZES) - 1))  # (H, W)
+    tree, generator = ActionTree.independent(HEAD_SIZES, HEADS), torch.Generator().manual_seed(0)
+    grown = (NUM_ENVS, GROWTH_TREE.num_rows + NUM_SLOTS, width)
+    grown_logits = torch.from_numpy(rng.normal(size=grown).astype(np.float32))
+    grown_mask = torch.from_numpy(rng.random(grown) < 0.7) | (torch.arange(width) == 0)
+    # A slot must be there to be pointed at.
+    grown_mask[:, [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == "slot"], NUM_SLOTS:] = False
+    grown_mask[:, 0, HEAD_SIZES[0] :] = False
+
+    def ours() -> None:
+        for _ in range(repeats):
+            policy = TreeDistribution(tree, flat_logits[:, place], flat_mask[:, place] & exists)
+            policy.log_prob(policy.sample(generator))
+
+    def as_tree() -> None:
+        for _ in range(repeats):
+            policy = TreeDistribution(GROWTH_TREE, grown_logits, grown_mask)
+            policy.log_prob(policy.sample(generator))
+
+    def theirs() -> None:
+        policy = MaskableMultiCategoricalDistribution(HEAD_SIZES)
+        for _ in range(repeats):
+            policy.proba_distribution(flat_logits)
+            policy.apply_masking(flat_mask)
+            policy.log_prob(policy.get_actions())
+
+    with torch.no_grad():
+        best = best_seconds({"ours": lambda: ours, "tree": lambda: as_tree, "sb3": lambda: theirs}, rounds)
+    return {name: seconds / repeats for name, seconds in best.items()}
+
+
+def main(options: Options) -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    result = {}
+    for hidden_size in (64, 256):
+        seconds = time_updates(hidden_size, options.rounds)
+        default, shared = seconds["default"] / seconds["ours"], seconds["shared"] / seconds["ours"]
+        print(
+            f"update   LSTM {hidden_size:3d}: {seconds['ours']:.3f} s against {seconds['default']:.3f} s, "
+            f"{default:.2f}x; with a shared LSTM {seconds['shared']:.3f} s, {shared:.2f}x",
+            flush=True,
+        )
+        result[f"update_speedup_{hidden_size}"] = round(default, 3)
+        result[f"update_speedup_shared_{hidden_size}"] = round(shared, 3)
+    seconds = time_training(64, options.rounds, options.training_updates)
+    steps = options.training_updates * NUM_ENVS * NUM_STEPS
+    result["training_speedup_64"] = round(seconds["default"] / seconds["ours"], 3)
+    print(
+        f"training LSTM  64: {steps / seconds['ours']:.0f} steps/s against {steps / seconds['default']:.0f}, "
+        f"{result['training_speedup_64']:.2f}x",
+        flush=True,
+    )
+    seconds = time_acting(options.rounds, options.acting_repeats)
+    result["acting_speedup"] = round(seconds["sb3"] / seconds["ours"], 3)
+    print(
+        f"acting   {len(HEADS)} masked heads, {NUM_ENVS} environments: {1e6 * seconds['ours']:.0f} us against "
+        f"{1e6 * seconds['sb3']:.0f} us, {result['acting_speedup']:.2f}x; growth tree {1e6 * seconds['tree']:.0f} us"
+    )
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

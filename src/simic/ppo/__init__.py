@@ -1,0 +1,1 @@
+"""Learning to decide: recurrent PPO, imitation, and learning from recorded episodes."""

@@ -1,0 +1,175 @@
+"""PPO's objective on a minibatch: what is held fixed, how means are taken, and the terms of the loss.
+
+Shapes: T steps, N environments, H heads, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from simic.policy.network import unwrap
+from simic.policy.tree import TreeDistribution
+from simic.ppo import losses
+from simic.ppo.config import PPOConfig
+from simic.ppo.rollout import Rollout
+
+MAX_ALARMS = 5
+"""Decisions with extreme ratios that are told one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A rollout, and what is held fixed while the policy learns from it."""
+
+    rollout: Rollout
+    log_prob: Tensor
+    """Of each head under the policy before the update (T, N, H)."""
+    value: Tensor
+    """Before the update, in units of scaled reward (T, N)."""
+    target: Tensor
+    """Returns that values should tell, in the same units (T, N)."""
+    advantage: Tensor
+    """Normalised (T, N)."""
+    matters: Tensor
+    """Heads that count in a free decision (T, N, H)."""
+    available: Tensor
+    """Heads that count and left a choice (T, N, H)."""
+
+    @property
+    def free(self) -> Tensor:
+        """Valid decisions in which some head that counts left a choice (T, N)."""
+        return self.available.any(-1)
+
+    def environments(self, index: Tensor) -> Batch:
+        """The part of some environments."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rollout"}
+        return Batch(
+            rollout=self.rollout.environments(index), **{name: value[:, index] for name, value in parts.items()}
+        )
+
+
+class Weights(NamedTuple):
+    """Weights that turn sums into means over a minibatch, whatever parts it is computed in."""
+
+    policy: Tensor  # (T, N) free decisions
+    heads: Tensor  # (T, N, H) decisions where a head matters
+    entropy: Tensor  # (T, N, H) decisions where a head had a choice
+    value: Tensor  # (T, N) valid decisions
+    contribution: Tensor | None  # (T, N, S) known contributions
+
+    def environments(self, index: Tensor) -> Weights:
+        """The part of some environments."""
+        contribution = None if self.contribution is None else self.contribution[:, index]
+        return Weights(
+            self.policy[:, index], self.heads[:, index], self.entropy[:, index], self.value[:, index], contribution
+        )
+
+
+class Terms(NamedTuple):
+    """The figures of a gradient step, each a weighted sum over its minibatch."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    auxiliary_loss: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    head_entropy: Tensor  # (H,)
+    head_kl: Tensor  # (H,)
+
+
+def mean_weights(minibatch: Batch) -> Weights:
+    """The weights of a whole minibatch."""
+    rollout, contribution = minibatch.rollout, None
+    if rollout.contribution is not None:
+        contribution = losses.mean_weights(rollout.contribution.isfinite() & rollout.valid.unsqueeze(-1))
+    return Weights(
+        policy=losses.mean_weights(minibatch.free),
+        heads=losses.head_mean_weights(minibatch.matters),
+        entropy=losses.head_mean_weights(minibatch.available),
+        value=losses.mean_weights(rollout.valid),
+        contribution=contribution,
+    )
+
+
+def ppo_terms(
+    network: nn.Module,
+    part: Batch,
+    weights: Weights,
+    entropy_weights: Tensor,
+    value_moments: tuple[Tensor, Tensor],
+    config: PPOConfig,
+) -> Terms:
+    """PPO's loss on part of a minibatch: surrogate + value error + auxiliary error - entropy."""
+    rollout = part.rollout
+    output = network(rollout.observation, rollout.state, rollout.pieces())
+    policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
+    head_log_ratio = policy.head_log_prob(rollout.action) - part.log_prob
+    log_ratio = head_log_ratio.sum(-1)
+    if config.surrogate == "joint":
+        surrogate = losses.clipped_surrogate(log_ratio, part.advantage, clip_range=config.clip_range)
+        policy_loss = (surrogate * weights.policy).sum()
+    else:
+        advantage = part.advantage.unsqueeze(-1)
+        surrogate = losses.clipped_surrogate(head_log_ratio, advantage, clip_range=config.clip_range)
+        policy_loss = (surrogate * weights.heads).sum()
+    mean, deviation = value_moments
+    target, old = (part.target - mean) / deviation, (part.value - mean) / deviation
+    value_error = losses.value_loss(output.value, target, old, clip_range=config.value_clip_range)
+    value_loss = (value_error * weights.value).sum()
+    auxiliary = torch.zeros_like(value_loss)
+    if output.contribution is not None and rollout.contribution is not None and weights.contribution is not None:
+        error = losses.contribution_loss(output.contribution, rollout.contribution)
+        auxiliary = (error * weights.contribution).sum()
+    head_entropy = (policy.head_entropy(rollout.action)[0] * weights.entropy).sum((0, 1))  # (H,)
+    loss = (
+        policy_loss
+        + config.value_coefficient * value_loss
+        + config.auxiliary_coefficient * auxiliary
+        - (entropy_weights * head_entropy).sum()
+    )
+    with torch.no_grad():
+        outside = (log_ratio.exp() - 1).abs() > config.clip_range
+        return Terms(
+            loss=loss,
+            policy_loss=policy_loss,
+            value_loss=value_loss,
+            auxiliary_loss=auxiliary,
+            kl=(losses.kl_estimate(log_ratio) * weights.policy).sum(),
+            clip_fraction=(outside * weights.policy).sum(),
+            head_entropy=head_entropy,
+            head_kl=(losses.kl_estimate(head_log_ratio) * weights.heads).sum((0, 1)),
+        )
+
+
+def step_means(steps: list[tuple[Terms, Tensor]]) -> dict[str, Tensor]:
+    """Means over the gradient steps of an update, each with its gradient norms (1 + H,)."""
+    if not steps:
+        return {}
+    terms, norms = zip(*steps, strict=True)
+    names = ("policy_loss", "value_loss", "auxiliary_loss", "clip_fraction", "head_kl")
+    means = {name: torch.stack([getattr(step, name) for step in terms]).mean(0) for name in names}
+    norm = torch.stack(norms).mean(0)
+    return means | {"gradient_norm": norm[0], "head_gradient_norm": norm[1:], "steps_taken": torch.tensor(len(steps))}
+
+
+@torch.no_grad()
+def ratio_figures(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """How far an update moved the probabilities of what was done; the worst decisions with the head that moved most."""
+    rollout = batch.rollout
+    output = network(rollout.observation, rollout.state, rollout.pieces())
+    policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
+    moved = torch.where(batch.free.unsqueeze(-1), policy.head_log_prob(rollout.action) - batch.log_prob, 0.0)
+    log_ratio = moved.sum(-1)
+    worst = log_ratio.abs().flatten().topk(min(MAX_ALARMS, log_ratio.numel())).indices
+    return {
+        "ratio_max": log_ratio.max().exp(),
+        "ratio_min": log_ratio.min().exp(),
+        "worst_index": worst,
+        "worst_ratio": log_ratio.flatten()[worst].exp(),
+        "worst_head": moved.flatten(0, 1)[worst].abs().argmax(-1),
+    }

@@ -1,0 +1,65 @@
+"""The units that rewards and values are told in: running scales, updated by the learner before it learns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from simic.policy.moments import RunningMoments
+
+
+class ReturnScale(nn.Module):
+    """The running deviation of discounted returns, which rewards are divided by; they are never centred."""
+
+    _running: Tensor
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.moments = RunningMoments(1)
+        self.register_buffer("_running", torch.zeros(0, dtype=torch.float64))  # (N,) returns of episodes under way
+
+    @torch.no_grad()
+    def update(self, reward: Tensor, first: Tensor, valid: Tensor) -> None:
+        """Take in the rewards (T, N) of a rollout; `first` is True where an episode begins."""
+        running = self._running.new_zeros(reward.shape[1])
+        if self._running.shape == running.shape:
+            running = self._running
+        returns = torch.empty_like(reward, dtype=torch.float64)
+        for step in range(len(reward)):
+            running = running * self.gamma * ~first[step] + reward[step] * valid[step]
+            returns[step] = running
+        self._running = running
+        self.moments.update(returns[valid].unsqueeze(1))
+
+    @property
+    def scale(self) -> Tensor:
+        """What to divide rewards by; 1 until something was seen."""
+        return torch.where(self.moments.count > 0, (self.moments.variance[0] + 1e-8).sqrt(), 1.0).float()
+
+
+class ValueScale(RunningMoments):
+    """Mean and deviation of returns: the units in which the critic speaks (van Hasselt et al. 2016)."""
+
+    def __init__(self) -> None:
+        super().__init__(1, decay=0.9)
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation."""
+        return self.mean[0].float(), (self.variance[0] + 1e-8).sqrt().float()
+
+    def real(self, value: Tensor) -> Tensor:
+        """Values in units of reward, from what the critic said."""
+        mean, deviation = self.units()
+        return value * deviation + mean
+
+    @torch.no_grad()
+    def learn(self, returns: Tensor, critic: nn.Sequential) -> None:
+        """New units; the critic's last layer is adapted so that every value stays what it was."""
+        old_mean, old_deviation = self.units()
+        self.update(returns.reshape(-1, 1))
+        mean, deviation = self.units()
+        last = critic[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.mul_(old_deviation / deviation)
+        last.bias.mul_(old_deviation).add_(old_mean - mean).div_(deviation)
