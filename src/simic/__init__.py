@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simic.control.facts import Facts as Facts
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
+    from simic.control.learned import LearnedController as LearnedController
     from simic.control.scheduler import GrowthScheduler as GrowthScheduler
     from simic.growth.blueprints import SlotShape as SlotShape
     from simic.growth.blueprints import blueprint as blueprint
@@ -27,23 +28,28 @@ if TYPE_CHECKING:
     from simic.lifecycle import IllegalActionError as IllegalActionError
     from simic.lifecycle import LifecycleConfig as LifecycleConfig
     from simic.lifecycle import Stage as Stage
+    from simic.tasks.data import Data as Data
+    from simic.tasks.task import Task as Task
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Action": "actions",
+    "Data": "tasks.data",
     "Facts": "control.facts",
     "GrowableModel": "growth.model",
     "GrowthScheduler": "control.scheduler",
     "HeuristicConfig": "control.heuristic",
     "HeuristicController": "control.heuristic",
     "IllegalActionError": "lifecycle",
+    "LearnedController": "control.learned",
     "LifecycleConfig": "lifecycle",
     "Op": "actions",
     "RandomController": "control.baselines",
     "ScheduleController": "control.baselines",
     "SlotShape": "growth.blueprints",
     "Stage": "lifecycle",
+    "Task": "tasks.task",
     "WaitController": "control.baselines",
     "blueprint": "growth.blueprints",
     "load_bundle": "bundle",

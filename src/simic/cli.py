@@ -2,28 +2,177 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from simic import __version__
+from simic.config import DEFAULT_PRESET, PRESETS, Algorithm, Device, RunConfig, override, read_config, to_dict
 from simic.lifecycle import Incubation, LifecycleConfig
-from simic.tasks import DEFAULT_TASK, TaskName
+from simic.rewards.schemes import SchemeName
+from simic.tasks import DEFAULT_TASK, FamilyName, TaskName
+from simic.telemetry.events import Level
 
-USAGE_ERROR, ENVIRONMENT_ERROR = 2, 4
+USAGE_ERROR, DIVERGED, ENVIRONMENT_ERROR, INTERRUPTED = 2, 3, 4, 130
+RUNS = Path("runs")
+
+# Which settings of RunConfig each flag of `simic train` stands for.
+FLAGS: dict[str, tuple[str, ...]] = {
+    **{
+        name: (name,)
+        for name in (
+            *("task", "algorithm", "episodes", "rng_seed", "updates", "num_groups", "group_size", "workers"),
+            *("device", "level", "record", "tensorboard", "wandb", "checkpoint_every"),
+        )
+    },
+    "horizon": ("episode.horizon",),
+    "incubation": ("lifecycle.incubation",),
+    "reward": ("reward.scheme",),
+    "gamma": ("ppo.gamma", "reward.gamma"),
+    "learning_rate": ("ppo.learning_rate",),
+    "entropy_coefficient": ("ppo.entropy_coefficient",),
+}
+FAST = {"updates": 2, "num_groups": 2, "group_size": 4, "workers": 0, "checkpoint_every": 1, "episode": {"horizon": 6}}
+"""What --fast-dev-run sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
+
+    preset: Literal["quick", "standard", "research"] = DEFAULT_PRESET
+    """Where settings start from; `simic presets` shows them."""
+    config: Path | None = None
+    """A JSON or TOML file of settings, for all that has no flag."""
+    out: Path | None = None
+    """Directory of the run; by default one named after the time, in runs/."""
+    resume: str | None = None
+    """`auto` goes on from the last checkpoint in --out, if there is one; a path goes on with that run as it is."""
+    init: Path | None = None
+    """Start from a saved controller, such as one that was trained by imitation."""
+    fast_dev_run: bool = False
+    """Two tiny updates, to see that everything works."""
+    print_config: bool = False
+    """Print the settings and where they come from, and stop."""
+    quiet: bool = False
+    """Print only the result."""
+    profile: Path | None = None
+    """Write a trace of the second update's learning to this directory, for chrome://tracing."""
+
+    task: FamilyName | TaskName | None = None
+    """The task family that hosts are drawn from, or one task."""
+    algorithm: Algorithm | None = None
+    """How to learn: by trying (ppo), by imitating recorded episodes, or offline from them (iql)."""
+    episodes: tuple[str, ...] | None = None
+    """What to imitate or learn from: runs or directories with recorded episodes, or `heuristic`, who plays some."""
+    rng_seed: int | None = None
+    """Fixes everything that is drawn at random."""
+    updates: int | None = None
+    """Rollouts to learn from."""
+    num_groups: int | None = None
+    """Groups of hosts in a rollout; each has a task of its own."""
+    group_size: int | None = None
+    """Hosts of a group, trained as one tensor program."""
+    workers: int | None = None
+    """Processes that train hosts; 0 trains them in the main process. The result is the same."""
+    device: Device | None = None
+    """Where the policy learns."""
+    horizon: int | None = None
+    """Decisions of an episode."""
+    incubation: Incubation | None = None
+    """How a seed learns before it is blended in."""
+    reward: SchemeName | None = None
+    """What the controller is paid for."""
+    gamma: float | None = None
+    """Discount per decision."""
+    learning_rate: float | None = None
+    """Of the policy."""
+    entropy_coefficient: float | None = None
+    """Weight of the policy's entropy."""
+    level: Level | None = None
+    """How much is recorded."""
+    record: bool = False
+    """Keep the episodes for imitation and offline learning."""
+    tensorboard: bool = False
+    """Mirror the figures to TensorBoard."""
+    wandb: bool = False
+    """Mirror the figures to Weights & Biases; WANDB_MODE=offline needs no network."""
+    checkpoint_every: int | None = None
+    """Updates between checkpoints."""
+
+    def run(self) -> int:
+        """Check everything that needs no torch, then train."""
+        directory, resume = self.place()
+        config, sources = self.resolve()
+        if self.print_config:
+            print(f"# {' < '.join(sources)}")
+            print(json.dumps(to_dict(config), indent=1))
+            return 0
+        if self.init is not None and not self.init.is_file():
+            raise FileNotFoundError(f"--init: there is no file {self.init}")
+        if not self.quiet:
+            print(f"settings: {' < '.join(sources)}", flush=True)
+        from simic.training.start import start
+
+        return start(
+            config,
+            directory,
+            resume=resume,
+            init=self.init,
+            quiet=self.quiet,
+            profile=self.profile,
+        )
+
+    def resolve(self) -> tuple[RunConfig, list[str]]:
+        """The settings, and where they come from, the weakest first."""
+        config, sources = PRESETS[self.preset][1], [f"preset {self.preset}"]
+        if self.resume not in (None, "auto"):
+            config = override(config, read_config(Path(self.resume) / "config.json"))
+            sources = [f"run {self.resume}"]
+        if self.config is not None:
+            config = override(config, read_config(self.config))
+            sources.append(f"file {self.config}")
+        if self.fast_dev_run:
+            config = override(config, FAST)
+            sources.append("--fast-dev-run")
+        given = {
+            name: getattr(self, name)
+            for name in FLAGS
+            if not (getattr(self, name) is None or getattr(self, name) is False)
+        }
+        if given:
+            config = override(config, _nested(given))
+            sources.append("flags " + " ".join(f"--{name.replace('_', '-')}" for name in given))
+        return config, sources
+
+    def place(self) -> tuple[Path, bool]:
+        """The directory of the run, and whether to go on with what it holds."""
+        if self.resume not in (None, "auto"):
+            path = Path(self.resume)
+            if not (path / "config.json").is_file():
+                raise FileNotFoundError(f"--resume: {path} holds no run; `simic runs` lists what there is")
+            if self.out is not None and self.out != path:
+                raise ValueError(f"--resume {path} and --out {self.out} name two places; give one of them")
+            return path, True
+        if self.resume == "auto" and self.out is None:
+            raise ValueError("--resume auto needs --out, the run to go on with")
+        return self.out or RUNS / time.strftime("%Y%m%d-%H%M%S"), self.resume == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowCommand:
-    """Grow one host of a task and print the life of every seed."""
+    """Grow one host of a task, or a model of your own, and print the life of every seed."""
 
-    task: TaskName = DEFAULT_TASK
-    """What the host learns."""
-    controller: Literal["heuristic", "random", "wait"] = "heuristic"
-    """Who decides."""
+    task: str = DEFAULT_TASK
+    """What the host learns: a task, or `module:function`, which returns a `simic.Task` of your model and data."""
+    controller: str = "heuristic"
+    """Who decides: heuristic, random, wait, or the path of a trained controller."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     host_epochs: int = 40
@@ -37,12 +186,14 @@ class GrowCommand:
     quiet: bool = False
     """Print only the result."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Check what needs no torch, then grow."""
         if self.host_epochs < 1:
             raise ValueError(f"--host-epochs must be at least 1, got {self.host_epochs}")
         if self.out is not None and not self.out.parent.is_dir():
             raise FileNotFoundError(f"--out: the directory {self.out.parent} does not exist; create it first")
+        _check_task(self.task)
+        _check_controller(self.controller)
         from simic.grow import print_growing
 
         print_growing(
@@ -55,39 +206,147 @@ class GrowCommand:
             out=self.out,
             quiet=self.quiet,
         )
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsCommand:
+    """List the runs in a directory."""
+
+    root: Path = RUNS
+    """Where to look."""
+
+    def run(self) -> int:
+        """Print one line per run."""
+        from simic.training.inspect import list_runs_as_table
+
+        return list_runs_as_table(self.root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand:
+    """Say what is in a run, a checkpoint or a saved controller."""
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A run's directory, a checkpoint's directory or a .safetensors file."""
+
+    def run(self) -> int:
+        """Print it."""
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is nothing at {self.path}")
+        from simic.training.inspect import inspect_path
+
+        return inspect_path(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetsCommand:
+    """Show the presets of `simic train`."""
+
+    def run(self) -> int:
+        """Print what each is for, and its main settings."""
+        for name, (purpose, config) in PRESETS.items():
+            hosts = f"{config.num_groups} groups of {config.group_size} hosts"
+            print(f"{name:10s} {purpose} {config.updates} updates, {hosts}, family {config.task}, {config.device}.")
+        print("All settings of one: simic train --preset NAME --print-config")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand:
+    """Check the machine: versions, threads, memory, disk, data sets."""
+
+    def run(self) -> int:
+        """Print what was found; exit code 4 if something needed is missing."""
+        from simic.training.doctor import print_diagnosis
+
+        return print_diagnosis()
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionCommand:
     """Print the version."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Print it."""
         print(__version__)
+        return 0
 
 
 Command = (
-    Annotated[GrowCommand, tyro.conf.subcommand("grow")] | Annotated[VersionCommand, tyro.conf.subcommand("version")]
+    Annotated[TrainCommand, tyro.conf.subcommand("train")]
+    | Annotated[GrowCommand, tyro.conf.subcommand("grow")]
+    | Annotated[RunsCommand, tyro.conf.subcommand("runs")]
+    | Annotated[InspectCommand, tyro.conf.subcommand("inspect")]
+    | Annotated[PresetsCommand, tyro.conf.subcommand("presets")]
+    | Annotated[DoctorCommand, tyro.conf.subcommand("doctor")]
+    | Annotated[VersionCommand, tyro.conf.subcommand("version")]
 )
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point of `simic`. Exit codes: 0 done, 2 usage, 4 environment (files, disk), 130 interrupted, 1 a bug."""
+    """Entry point of `simic`.
+
+    Exit codes: 0 done, 2 usage, 3 diverged, 4 environment (files, disk, memory), 130 or 143 stopped, 1 a bug.
+    """
     command = tyro.cli(Command, prog="simic", description="Neural networks that grow.", args=args)
     try:
-        command.run()
+        code = command.run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has left: nothing more to say, and no complaint at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = INTERRUPTED
     except ValueError as error:
-        _fail(error, USAGE_ERROR)
+        code = _fail(error, USAGE_ERROR)
+    except MemoryError as error:
+        code = _fail(error, ENVIRONMENT_ERROR)
     except OSError as error:
-        _fail(error, ENVIRONMENT_ERROR)
+        code = _fail(error, ENVIRONMENT_ERROR)
+    if code:
+        sys.exit(code)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception, code: int) -> int:
     print(f"simic: {error}", file=sys.stderr)
-    sys.exit(code)
+    return code
 
+
+def _nested(given: dict[str, Any]) -> dict[str, Any]:
+    """Flags as settings, nested as RunConfig is."""
+    settings: dict[str, Any] = {}
+    for flag, value in given.items():
+        for dotted in FLAGS[flag]:
+            *parents, name = dotted.split(".")
+            table = settings
+            for parent in parents:
+                table = table.setdefault(parent, {})
+            table[name] = value
+    return settings
+
+
+def _check_task(name: str) -> None:
+    from typing import get_args
+
+    from simic.config import nearest
+
+    if ":" not in name and name not in get_args(TaskName):
+        raise ValueError(f"no task is named {name!r}; {nearest(name, get_args(TaskName))}")
+
+
+def _check_controller(name: str) -> None:
+    from simic.config import nearest
+
+    if name not in ("heuristic", "random", "wait") and not Path(name).is_file():
+        raise ValueError(
+            f"--controller must be heuristic, random, wait or the path of a trained one, got {name!r}; "
+            f"{nearest(name, ('heuristic', 'random', 'wait'))}"
+        )
+
+
+assert set(FLAGS) <= {field.name for field in fields(TrainCommand)}
 
 if __name__ == "__main__":
     main()

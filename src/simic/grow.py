@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +94,7 @@ def print_growing(
 ) -> None:
     """Train a host alone, then one that grows from the same start; print every seed's life and what growth brought."""
     torch.set_num_threads(1)  # many tiny operations: threads cost more than they give
-    task = make_task(task_name, data_dir=data_dir)
+    task = load_task(task_name, data_dir)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     lifecycle = LifecycleConfig(incubation=incubation)
@@ -121,6 +123,27 @@ def print_growing(
         batch = {0: torch.export.Dim.DYNAMIC}
         torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), out)
         console.print(f"the grown network is in {out}")
+
+
+def load_task(name: str, data_dir: Path | None = None) -> Task:
+    """A task by its name, or what a function of the user's own returns, given as `module:function`."""
+    module_name, colon, function = name.partition(":")
+    if not colon:
+        return make_task(name, data_dir=data_dir)
+    if data_dir is not None:
+        raise ValueError(f"{name} knows where its data is: leave out data_dir, got {data_dir}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        try:
+            make = getattr(importlib.import_module(module_name), function)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"there is no {name}: {error}; call it from the directory the module lies in") from None
+        task = make()
+    finally:
+        sys.path.pop(0)
+    if not isinstance(task, Task):
+        raise ValueError(f"{name} must return a simic.Task, got {type(task).__name__}")
+    return task
 
 
 def _printer(console: Console) -> Callable[[Decision], None]:

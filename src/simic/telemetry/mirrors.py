@@ -1,0 +1,88 @@
+"""Mirrors: the figures of a run, shown to TensorBoard or Weights & Biases as they are recorded.
+
+A mirror only looks: if it fails, it says so once and keeps silent, and the run goes on. Its id is kept in the run's
+directory, so that a resumed run continues the same mirror.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from simic.telemetry.events import Anomaly, Event, RunStarted, Update
+
+IDS_FILE = "mirrors.json"
+_REMEDY = "install it with: pip install 'simic-rl[{extra}]'"
+
+
+class MirrorError(ValueError):
+    """A mirror that was asked for cannot be had."""
+
+
+def tensorboard_mirror(directory: Path, first_update: int = 0) -> Callable[[Event], None]:
+    """Scalars in `tensorboard/` of the run; what an earlier process wrote from `first_update` on is hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MirrorError(f"TensorBoard is not there: {_REMEDY.format(extra='tensorboard')}") from None
+    writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first_update)
+
+    def show(event: Event) -> None:
+        if isinstance(event, Update):
+            for name, value in event.metrics.items():
+                writer.add_scalar(name, value, event.update)
+            writer.flush()
+        elif isinstance(event, Anomaly):
+            writer.add_text("anomaly", f"{event.name} in {event.where}: {event.value:.4g}", event.update)
+
+    return _guarded("TensorBoard", show)
+
+
+def wandb_mirror(directory: Path) -> Callable[[Event], None]:
+    """A run of Weights & Biases; WANDB_MODE=offline keeps it on this machine."""
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MirrorError(f"Weights & Biases is not there: {_REMEDY.format(extra='wandb')}") from None
+    run_id = mirror_id(directory, "wandb", wandb.util.generate_id)
+    run: Any = None
+
+    def show(event: Event) -> None:
+        nonlocal run
+        if isinstance(event, RunStarted):
+            run = wandb.init(
+                project="simic", id=run_id, resume="allow", dir=str(directory), name=directory.name, config=event.config
+            )
+        elif isinstance(event, Update) and run is not None:
+            run.log(dict(event.metrics), step=event.update)
+
+    return _guarded("Weights & Biases", show)
+
+
+def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
+    """The id that a mirror of this run has, made once and kept."""
+    path = directory / IDS_FILE
+    ids = json.loads(path.read_text()) if path.is_file() else {}
+    if name not in ids:
+        ids[name] = make()
+        path.write_text(json.dumps(ids, indent=1) + "\n")
+    return ids[name]
+
+
+def _guarded(name: str, show: Callable[[Event], None]) -> Callable[[Event], None]:
+    """The same mirror, which falls silent after its first failure."""
+    works = True
+
+    def safely(event: Event) -> None:
+        nonlocal works
+        if works:
+            try:
+                show(event)
+            except Exception as error:
+                works = False
+                warnings.warn(f"{name} failed ({error}) and is left out from here on", stacklevel=2)
+
+    return safely

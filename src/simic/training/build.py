@@ -1,0 +1,220 @@
+"""From a config to a run: the only place that reads RunConfig."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simic import __version__
+from simic.bundle import load_bundle
+from simic.config import RESUMABLE, RunConfig, differences, to_dict
+from simic.control.learned import make_network
+from simic.ppo.agent import PPOAgent, check_agent_state
+from simic.telemetry.anomalies import AnomalyDetector
+from simic.telemetry.events import Event, RunStarted
+from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
+from simic.telemetry.recorder import Recorder
+from simic.training.checkpoint import Checkpoint, check_about, discard_newer, find_checkpoint, sweep
+from simic.training.episodes import GroupSetup, group_task, play_group
+from simic.training.progress import Progress
+from simic.training.run import Run
+from simic.training.run_directory import RunDirectory
+from simic.training.workers import WorkerPool
+
+PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
+FREE_BYTES = 64 * 2**20
+"""A run that cannot write so much is not begun."""
+
+
+class RunExistsError(ValueError):
+    """The directory holds a run, and nobody said to resume it."""
+
+
+def build_run(
+    config: RunConfig,
+    directory: RunDirectory,
+    *,
+    resume: bool = False,
+    init: Path | None = None,
+    quiet: bool = False,
+    command: tuple[str, ...] = (),
+    say: Callable[[str], None] = print,
+) -> Run:
+    """All parts of a run, at its beginning or where its last checkpoint stands. The caller holds the lock."""
+    torch.set_num_threads(1)
+    config, checkpoint = _take_up(config, directory, resume, say)
+    agent = make_agent(config)
+    if init is not None and checkpoint is None:
+        start_from(agent, init)
+    setup = make_setup(config)
+    run = Run(
+        directory=directory,
+        agent=agent,
+        setup=setup,
+        pool=WorkerPool(play_group, config.workers),
+        recorder=Recorder(
+            directory.path,
+            config.level,
+            mirrors=_mirrors(config, directory, checkpoint.update if checkpoint else 0),
+        ),
+        detector=AnomalyDetector(
+            config.thresholds, target_kl=config.ppo.target_kl, max_gradient_norm=config.ppo.max_gradient_norm
+        ),
+        progress=Progress(quiet=quiet),
+        started=manifest(config, command, checkpoint),
+        rng_seed=config.rng_seed,
+        num_groups=config.num_groups,
+        num_tasks=config.num_tasks,
+        updates=config.updates,
+        checkpoint_every=config.checkpoint_every,
+        keep_checkpoints=config.keep,
+        record_episodes=config.record,
+        escalate_updates=config.thresholds.escalate_updates,
+        about=agent.about(),
+    )
+    if checkpoint is not None:
+        check_about(checkpoint, run.about)
+        run.load_state(checkpoint.tree)
+    else:
+        run.recorder.rewind(0)
+        write_config(config, directory)  # last: what could not be built leaves no run behind
+    return run
+
+
+def make_agent(config: RunConfig) -> PPOAgent:
+    """A fresh agent; its weights follow from the rng seed."""
+    if config.device != "cpu" and not _has_device(config.device):
+        raise ValueError(f"this machine has no {config.device} that torch can use; choose --device cpu")
+    with torch.random.fork_rng():
+        torch.manual_seed(config.rng_seed)
+        network = make_network(config.policy)
+    compiled: Any = torch.compile(network) if config.compile else network
+    return PPOAgent(compiled, config.ppo, rng_seed=config.rng_seed, device=config.device)
+
+
+def start_from(agent: PPOAgent, path: Path) -> None:
+    """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own."""
+    saved, own = load_bundle(path), agent.state_dict()
+    check_agent_state(saved, agent.about())
+    agent.load_state_dict(saved | {name: own[name] for name in ("optimizer", "generator", "counts")})
+
+
+def make_setup(config: RunConfig) -> GroupSetup:
+    """What every group of the run has in common."""
+    return GroupSetup(
+        task=config.task,
+        group_size=config.group_size,
+        episode=config.episode,
+        lifecycle=config.lifecycle,
+        reward=config.reward,
+        governor=config.governor,
+    )
+
+
+def write_config(config: RunConfig, directory: RunDirectory) -> None:
+    """Begin a run: a directory with settings in it holds one."""
+    _check_space(directory.path)
+    temporary = directory.config.with_suffix(".new")
+    temporary.write_text(json.dumps(to_dict(config), indent=1) + "\n")
+    os.replace(temporary, directory.config)
+
+
+def _take_up(
+    config: RunConfig, directory: RunDirectory, resume: bool, say: Callable[[str], None]
+) -> tuple[RunConfig, Checkpoint | None]:
+    """The config to go by and the checkpoint to go on from, if the directory holds a run."""
+    sweep(directory.checkpoints)
+    if not directory.config.is_file():
+        return config, None
+    if not resume:
+        raise RunExistsError(f"{directory.path} holds a run already: go on with --resume auto, or choose another --out")
+    saved = json.loads(directory.config.read_text())
+    for name, mine, theirs in differences(to_dict(config), saved):
+        if name not in RESUMABLE:
+            raise ValueError(f"the run in {directory.path} has {name} = {theirs}, not {mine}: a run keeps its settings")
+    found = find_checkpoint(directory.checkpoints)
+    for path, reason in found.skipped:
+        say(f"skipped {path.name}: {reason}")
+    if found.checkpoint is not None:
+        discard_newer(directory.checkpoints, found.checkpoint.update)
+        say(f"resuming after update {found.checkpoint.update}")
+    return config, found.checkpoint
+
+
+def manifest(config: RunConfig, command: tuple[str, ...], checkpoint: Checkpoint | None = None) -> RunStarted:
+    """All that is needed to repeat a run."""
+    return RunStarted(
+        update=checkpoint.update if checkpoint else 0,
+        command=command or tuple(sys.argv),
+        config=to_dict(config),
+        versions=versions(),
+        rng_seeds={"run": config.rng_seed},
+        threads=torch.get_num_threads(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        git_commit=git_commit(),
+        resumed_from=checkpoint.path.name if checkpoint else None,
+        data_hashes={"first task": data_hash(config)},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that matter."""
+    found = {"python": platform.python_version(), "simic-rl": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the source, if it lies in a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def data_hash(config: RunConfig) -> str:
+    """SHA-256 of the data of the first task that the run draws: tells whether two machines learn the same."""
+    data = group_task(config.task, "train", config.rng_seed).data
+    digest = hashlib.sha256()
+    for tensor in (data.train_x, data.train_y, data.validation_x, data.validation_y):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _has_device(name: str) -> bool:
+    checks = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
+    return checks[name].is_available()
+
+
+def _check_space(path: Path) -> None:
+    free = shutil.disk_usage(path).free
+    if free < FREE_BYTES:
+        raise OSError(f"{path} has {free / 2**20:.0f} MB left, a run needs {FREE_BYTES / 2**20:.0f}: free some space")
+
+
+def _mirrors(config: RunConfig, directory: RunDirectory, first_update: int) -> list[Callable[[Event], None]]:
+    chosen: list[Callable[[Event], None]] = []
+    if config.tensorboard:
+        chosen.append(tensorboard_mirror(directory.path, first_update))
+    if config.wandb:
+        chosen.append(wandb_mirror(directory.path))
+    return chosen

@@ -1,0 +1,130 @@
+"""Learning without trying: imitate somebody's episodes, or learn offline from them by implicit Q-learning.
+
+The episodes are recorded ones, or fresh ones that a rule plays. The result is a controller, and a warm start for PPO.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simic.config import RunConfig
+from simic.control.baselines import RandomController
+from simic.control.facts import Facts
+from simic.control.heuristic import HeuristicController
+from simic.control.learned import network_input, row_masks
+from simic.control.legality import Masks
+from simic.control.observation import observe
+from simic.ppo.imitation import imitate
+from simic.ppo.offline import learn_offline
+from simic.ppo.rollout import Rollout
+from simic.telemetry.events import RunFinished, Update
+from simic.telemetry.recorder import Recorder
+from simic.training.build import RunExistsError, make_agent, make_setup, manifest, start_from, write_config
+from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
+from simic.training.record import load_episodes, save_episodes
+from simic.training.run_directory import RunDirectory
+from simic.training.workers import WorkerPool
+
+RULES: dict[str, Callable[[int], Any]] = {
+    "heuristic": lambda rng_seed: HeuristicController(),
+    "random": RandomController,
+}
+"""Who can play episodes when none are recorded."""
+LEARNERS = {"imitation": imitate, "iql": learn_offline}
+
+
+def learn_from_episodes(
+    config: RunConfig,
+    directory: RunDirectory,
+    *,
+    init: Path | None,
+    command: tuple[str, ...],
+    say: Callable[[str], None],
+) -> int:
+    """Learn, and write the controller to the run's directory; returns the exit code. The caller holds the lock."""
+    if directory.config.is_file():
+        raise RunExistsError(
+            f"{directory.path} holds a run already, and this kind is not resumed: choose another --out"
+        )
+    began, agent = time.monotonic(), make_agent(config)
+    if init is not None:
+        start_from(agent, init)
+    rollouts = _gather(config, directory, agent.plain.state_size, say)
+    write_config(config, directory)  # now: what could not be begun leaves no run behind
+    with Recorder(directory.path, config.level) as recorder:
+        recorder.record(manifest(config, command))
+        steps = 0
+
+        def progress(metrics: Any) -> None:
+            nonlocal steps
+            recorder.record(Update(update=steps, metrics=flat(asdict(metrics))))
+            say(f"{config.algorithm} {steps}: " + "  ".join(f"{k} {v:.3f}" for k, v in _main_figures(metrics).items()))
+            steps += 1
+
+        LEARNERS[config.algorithm](agent, rollouts, progress=progress)
+        agent.save(directory.controller)
+        seconds = time.monotonic() - began
+        recorder.record(RunFinished(update=steps, status="done", exit_code=0, seconds=seconds))
+    say(f"done: {directory.controller}")
+    return 0
+
+
+def play_rule(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
+    """Whole episodes of a group under a rule, seen as a network would see them."""
+    group_setup, name = setup
+    controller = RULES[name](job.group_seed)
+
+    def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
+        return controller.act(facts), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
+
+    return play(make_trainings(group_setup, job), decide)
+
+
+def flat(tree: dict[str, Any]) -> dict[str, float]:
+    """Numbers of nested tables under one name each, joined by slashes."""
+    numbers: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            numbers |= {f"{name}/{key}": figure for key, figure in flat(value).items()}
+        elif isinstance(value, (int, float)):
+            numbers[name] = float(value)
+    return numbers
+
+
+def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Callable[[str], None]) -> list[Rollout]:
+    rollouts: list[Rollout] = []
+    for source in config.episodes:
+        rollouts += (
+            _fresh(config, directory, source, state_size, say) if source in RULES else load_episodes(source, state_size)
+        )
+    say(f"{sum(rollout.shape[1] for rollout in rollouts)} episodes to learn from")
+    return rollouts
+
+
+def _fresh(
+    config: RunConfig, directory: RunDirectory, rule: str, state_size: int, say: Callable[[str], None]
+) -> Sequence[Rollout]:
+    """Episodes that a rule plays now, as many as PPO would try."""
+    pool, setup, rollouts = WorkerPool(play_rule, config.workers), make_setup(config), []
+    try:
+        for update in range(config.updates):
+            played = pool.run((setup, rule), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))
+            if config.record:
+                save_episodes(directory.episodes, update, [group.rollout for group in played])
+            rollouts += [to_rollout(group.rollout, state_size) for group in played]
+            score = np.mean([group.trace.score.mean() for group in played])
+            say(f"episodes of {rule} {update + 1}/{config.updates}: score {score:.2f}")
+    finally:
+        pool.close()
+    return rollouts
+
+
+def _main_figures(metrics: Any) -> dict[str, float]:
+    numbers = flat(asdict(metrics))
+    return {name: value for name, value in numbers.items() if "/" not in name or name == "head_accuracy/op"}

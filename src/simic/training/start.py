@@ -1,0 +1,37 @@
+"""Start a run: take its directory, build it, train. What `simic train` does once its arguments are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simic.config import RunConfig
+from simic.training.build import build_run
+from simic.training.from_episodes import learn_from_episodes
+from simic.training.loop import train
+from simic.training.profiler import profiled
+from simic.training.run_directory import RunDirectory
+
+
+def start(
+    config: RunConfig,
+    path: Path,
+    *,
+    resume: bool = False,
+    init: Path | None = None,
+    quiet: bool = False,
+    profile: Path | None = None,
+    command: tuple[str, ...] = (),
+) -> int:
+    """Train, or learn from recorded episodes; returns the exit code."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    directory = RunDirectory(path)
+    with directory.lock():
+        if config.algorithm != "ppo":
+            return learn_from_episodes(config, directory, init=init, command=command, say=say)
+        run = build_run(config, directory, resume=resume, init=init, quiet=quiet, command=command, say=say)
+        with profiled(run, profile):
+            return train(run)

@@ -1,0 +1,60 @@
+"""Stopping by signal: the first one ends the run at the next safe moment, the second kills."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """The run was asked to stop. Raised wherever it stands, unless it is in a region that must be finished."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as shells have it."""
+        return 128 + self.number
+
+
+class StopSignals:
+    """Turns SIGINT and SIGTERM into `Stopped`."""
+
+    def __init__(self) -> None:
+        self._holding, self._pending = 0, 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While this lasts signals raise; afterwards they do what they did before."""
+        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A region that must be finished: a signal that comes in it raises at its end."""
+        self._holding += 1
+        try:
+            yield
+        finally:
+            self._holding -= 1
+        if self._pending and not self._holding:
+            number, self._pending = self._pending, 0
+            raise Stopped(number)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        for other in SIGNALS:  # the next one kills
+            signal.signal(other, signal.SIG_DFL)
+        if self._holding:
+            self._pending = number
+        else:
+            raise Stopped(number)
