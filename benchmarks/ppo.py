@@ -1,6 +1,6 @@
 """How fast do simic's recurrent PPO and its masked heads run, against sb3-contrib doing the same?
 
-Run: python benchmarks/ppo.py [--rounds 5]
+Run: python benchmarks/ppo.py [--rounds 8]
 
 Update: 8 environments x 128 steps of CartPole without velocities under an untrained policy, so with many resets; then 4
 passes of 4 minibatches of 256 steps, so 16 gradient steps, for both. sb3-contrib's RecurrentPPO is measured with its
@@ -55,7 +55,7 @@ HEAD_SIZES = [{"slot": NUM_SLOTS, "blueprint": NUM_BLUEPRINTS}.get(h) or len(HEA
 class Options:
     """What to measure."""
 
-    rounds: int = 5
+    rounds: int = 8
     """The best of so many counts."""
     training_updates: int = 3
     """Updates of a fresh agent in each round of whole training."""

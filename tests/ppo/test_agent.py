@@ -425,13 +425,21 @@ def test_the_kl_steers_the_learning_rate(rate, target, expected):
     assert all(group["lr"] == agent.learning_rate for group in agent.optimizer.param_groups)
 
 
+def test_the_kl_is_seen_after_the_update_also_with_a_single_gradient_step():
+    agent = stir(flat_agent(learning_rate=1e-2, ppo_epochs=1, num_minibatches=1))
+    metrics = agent.update(play(agent, 10, 4)[0])
+    assert metrics.steps_taken == 1
+    assert metrics.kl == pytest.approx(0.0, abs=1e-7)  # before the step
+    assert metrics.kl_after > 1e-6
+
+
 def test_a_kl_near_its_target_keeps_the_learning_rate():
     agent = flat_agent(learning_rate=1e-3, learning_rate_schedule="kl", target_kl=0.02)
     for kl, expected in ((0.02, 1e-3), (0.011, 1e-3), (0.039, 1e-3), (0.041, 1e-3 / 1.5), (0.009, 1e-3)):
         agent._steer_learning_rate(kl)
         assert agent.learning_rate == pytest.approx(expected)
     agent._steer_learning_rate(float("nan"))
-    agent._steer_learning_rate(0.0)  # a single gradient step: nothing was seen of how far it went
+    agent._steer_learning_rate(0.0)  # no gradient step was taken
     assert agent.learning_rate == pytest.approx(1e-3)
 
 

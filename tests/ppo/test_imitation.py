@@ -90,35 +90,34 @@ def growth_agent(rng_seed=0) -> PPOAgent:
 # By hand.
 
 SKETCH = {
-    "reward": torch.tensor([[1.0, 1, 1, 1], [2, 2, 2, 2], [4, 4, 4, 4]]),
-    "first": torch.tensor([[1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]).bool(),
-    "terminated": torch.tensor([[0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 1, 0]]).bool(),
-    "truncated": torch.tensor([[0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1]]).bool(),
-    "valid": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 1]]).bool(),
+    "first": [[1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]],
+    "terminated": [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1, 0, 1, 0, 1, 1]],
+    "truncated": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0]],
+    "valid": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1]],
 }
-"""Environments: a whole episode; one that ends, then one that is cut off; an early end; a piece from the middle."""
+"""Environments: a whole episode; one that ends, then one that is cut off; an early end; a piece from the middle; one
+that is cut off at once, then one that ends; the same with a step between them that only resets."""
 
 
-def sketch() -> Rollout:
-    said = torch.zeros(3, 4, 1, dtype=torch.int64)
-    return record({"base": torch.zeros(3, 4, 3)}, said, torch.ones(3, 4, 1, 3).bool(), **SKETCH)
+def sketch(**given) -> Rollout:
+    flags = {name: torch.tensor(rows).bool() for name, rows in (SKETCH | given).items()}
+    said, mask = torch.zeros(3, 6, 1, dtype=torch.int64), torch.ones(3, 6, 1, 3).bool()
+    reward = torch.tensor([[1.0], [2.0], [4.0]]).expand(3, 6)
+    return record({"base": torch.zeros(3, 6, 3)}, said, mask, reward=reward, **flags)
 
 
 def test_what_follows_by_hand():
-    expected = [[1, 0, 1, 1], [1, 1, 0, 1], [0, 0, 0, 0]]
-    assert follows(sketch()).int().tolist() == expected
-    # A terminal is an end also if nobody marked the beginning after it; a cut one may go on in the record.
-    unmarked = replace(sketch(), first=torch.zeros(3, 4).bool())
-    assert follows(unmarked).int().tolist() == expected
-    resumed = replace(sketch(), truncated=torch.ones(3, 4).bool())
-    assert follows(resumed).int().tolist() == expected
+    assert follows(sketch()).int().tolist() == [[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
+    # A terminal is an end also if nobody marked the beginning after it; where a cut one goes on in the record, it does.
+    assert follows(sketch(first=[[0] * 6] * 3)).int().tolist() == [[1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0], [0] * 6]
 
 
 def test_returns_by_hand():
     """Discount 1/2; a return is known where the end of its episode is on record."""
     returns, known = monte_carlo(sketch(), gamma=0.5)
-    assert returns.tolist() == [[3.0, 1.0, 2.0, 3.0], [4.0, 4.0, 2.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
-    assert known.int().tolist() == [[1, 1, 1, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+    expected = torch.tensor([[3.0, 1, 2, 3, 1, 1], [4, 4, 2, 4, 4, 2], [4, 4, 4, 4, 4, 4]])
+    assert torch.equal(returns, expected)
+    assert known.int().tolist() == [[1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 1, 0], [1, 0, 0, 0, 1, 1]]
 
 
 def test_losses_of_a_uniform_policy_by_hand():
@@ -133,10 +132,18 @@ def test_losses_of_a_uniform_policy_by_hand():
     choices |= {"alpha_speed": 4, "alpha_curve": 5}
     assert first.head_loss == pytest.approx({head: math.log(number) for head, number in choices.items()}, rel=1e-5)
     assert first.loss == pytest.approx(sum(first.head_loss.values()))
-    # Among equals the first legal choice is the likeliest: to wait.
-    free_waits = ((data.action[..., 0] == Op.WAIT) & data.decides).sum() / data.decides.sum()
-    assert first.head_accuracy["op"] == pytest.approx(float(free_waits))
-    assert first.head_accuracy["style"] == pytest.approx(1.0)
+
+
+def test_accuracy_by_hand():
+    """A policy that would prune wherever it may, with tempo 2 if it germinated, is right where that was done."""
+    agent, data = growth_agent(), growth(np.random.default_rng(0), 40)
+    for layer, choice in ((agent.plain.op, Op.PRUNE), (agent.plain.plain["tempo"], 2)):
+        torch.nn.init.constant_(layer.bias[choice], 100.0)
+    metrics = imitate(agent, [data], ImitationConfig(passes=1, held_out=0.0, learning_rate=1e-12))
+    op, tempo = data.action[..., 0][data.decides], data.action[..., HEADS.index("tempo")]
+    accuracy = metrics.training[0].head_accuracy
+    assert accuracy["op"] == pytest.approx((op == Op.PRUNE).float().mean().item())
+    assert accuracy["tempo"] == pytest.approx((tempo[data.action[..., 0] == Op.GERMINATE] == 2).float().mean().item())
 
 
 def test_a_head_that_nobody_used_stays_as_it_was():
@@ -182,6 +189,7 @@ def test_ppo_goes_on_with_a_critic_that_knows(normalize_values):
     assert not agent.optimizer.state
     metrics = agent.update(at_home(rewarded()))
     assert metrics.explained_variance > 0.95
+    assert metrics.value_mean == pytest.approx(metrics.return_mean, abs=0.1)
     assert metrics.steps_taken > 0
     assert metrics.skipped_steps == 0
     assert math.isfinite(metrics.policy_loss)

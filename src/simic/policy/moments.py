@@ -6,6 +6,8 @@ gets a copy with the weights.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -46,14 +48,35 @@ class RunningMoments(nn.Module):
 class Normalizer(RunningMoments):
     """Subtracts the running mean and divides by the running deviation; passes values through until it saw some."""
 
+    _offset: Tensor
+    _scale: Tensor
+    _limit: Tensor
+
     def __init__(self, size: int, *, enabled: bool = True, limit: float = 5.0) -> None:
         super().__init__(size)
         self.enabled, self.limit = enabled, limit
+        # What the statistics come to, in the precision of values: derived once, used in every pass.
+        for name, start in (("_offset", 0.0), ("_scale", 1.0), ("_limit", float("inf"))):
+            self.register_buffer(name, torch.full((size,), start), persistent=False)
+
+    def update(self, rows: Tensor) -> None:
+        """Take in rows (n, F)."""
+        super().update(rows)
+        self._derive()
 
     def forward(self, values: Tensor) -> Tensor:
         """Values (..., F), cut at `limit` deviations."""
         if not self.enabled:
             return values
-        scale = (self.variance + 1e-4).rsqrt().to(values.dtype)
-        normal = ((values - self.mean.to(values.dtype)) * scale).clamp(-self.limit, self.limit)
-        return torch.where(self.count > 0, normal, values)
+        return ((values - self._offset) * self._scale).clamp(-self._limit, self._limit)
+
+    @torch.no_grad()
+    def _derive(self) -> None:
+        if self.count > 0:
+            self._offset.copy_(self.mean)
+            self._scale.copy_((self.variance + 1e-4).rsqrt())
+            self._limit.fill_(self.limit)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._derive()

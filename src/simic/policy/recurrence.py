@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from simic.policy.config import CoreName
 
-SHORT = 16
+SHORT = 32
 """Pieces up to this length share one bucket."""
 
 
@@ -100,19 +100,28 @@ class Core(nn.Module):
 
         With `pieces` states are zero where they begin; the last states are then not put together again, and are None.
         """
+        if pieces is None and len(x) == 1 and self._parts == 2 and not torch.is_grad_enabled():
+            # One step while acting: the cell alone, without what a sequence needs.
+            h, c = torch.lstm_cell(x[0], state.split(self.hidden_size, -1), *self.cell._flat_weights)
+            return h.unsqueeze(0), torch.cat([h, c], -1)
         if pieces is None:
             out, last = self.cell(x, self._split(state))
             return out, torch.cat(last, -1)[0] if self._parts == 2 else last[0]
         steps = x.flatten(0, 1)
         outs = [
-            self.cell(steps[bucket.source], self._split(state[bucket.env] * bucket.carries))[0].flatten(0, 1)
+            self.cell(_take(steps, bucket.source), self._split(state[bucket.env] * bucket.carries))[0].flatten(0, 1)
             for bucket in pieces.buckets
         ]
-        return torch.cat(outs)[pieces.back].unflatten(0, x.shape[:2]), None
+        return _take(torch.cat(outs), pieces.back).unflatten(0, x.shape[:2]), None
 
     def _split(self, state: Tensor) -> tuple[Tensor, ...] | Tensor:
         parts = state.unsqueeze(0).split(self.hidden_size, -1)
         return tuple(part.contiguous() for part in parts) if self._parts == 2 else parts[0]
+
+
+def _take(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows by index, of any shape; the gradient of plain indexing takes several times as long."""
+    return rows.index_select(0, index.flatten()).view(*index.shape, *rows.shape[1:])
 
 
 @torch.no_grad()

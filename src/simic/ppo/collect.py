@@ -134,7 +134,8 @@ class Collector:
             mask = self.view.mask(self._info, n)
             # What is chosen for an environment that only resets is ignored; it may have nothing legal left.
             mask[self._resets, :, 0] = True
-            self._state[torch.from_numpy(self._first)] = 0.0
+            if self._first.any():
+                self._state[torch.from_numpy(self._first)] = 0.0
             decision = agent.act(seen, mask, self._state)
             values.append(decision.value)
             observation, reward, terminated, truncated, info = self.envs.step(self.view.action(decision.action))

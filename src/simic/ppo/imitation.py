@@ -212,8 +212,9 @@ def study(agent: PPOAgent, rollouts: Sequence[Rollout]) -> Rollout:
     if not rollouts:
         raise ValueError("there is nothing to learn from: give at least one rollout")
     blank = [replace(rollout, state=torch.zeros(rollout.shape[1], agent.plain.state_size)) for rollout in rollouts]
+    for rollout in blank:  # before they are joined, which pads what is too small
+        rollout.check(agent.plain)
     record = join([rollout.to(agent.device) for rollout in blank])
-    record.check(agent.plain)
     check_legal(record, agent.plain.tree)
     record = agent.learn_scales(record)
     returns = monte_carlo(record, agent.config.gamma)[0][record.valid]

@@ -51,6 +51,8 @@ class UpdateMetrics:
     """Normalised entropy where the head had a choice."""
     kl: float
     """Of whole actions, when last looked at: before the last gradient step, or at the one that was not taken."""
+    kl_after: float
+    """Of whole actions, after the update."""
     head_kl: dict[str, float]
     clip_fraction: float
     """Share of free decisions whose ratio left the clip range."""

@@ -167,6 +167,7 @@ def ratio_figures(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
     log_ratio = moved.sum(-1)
     worst = log_ratio.abs().flatten().topk(min(MAX_ALARMS, log_ratio.numel())).indices
     return {
+        "kl_after": (losses.kl_estimate(log_ratio) * losses.mean_weights(batch.free)).sum(),
         "ratio_max": log_ratio.max().exp(),
         "ratio_min": log_ratio.min().exp(),
         "worst_index": worst,

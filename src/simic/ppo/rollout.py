@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from simic.policy.acting import check_row_count
 from simic.policy.masked import check_masks
 from simic.policy.network import ActorCritic, Observation
 from simic.policy.recurrence import Pieces, cut
+from simic.policy.tree import ActionTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,10 @@ class Rollout:
 
     def pieces(self) -> Pieces | None:
         """Where to cut the sequences."""
+        return self._pieces
+
+    @cached_property
+    def _pieces(self) -> Pieces | None:
         return cut(self.first.cpu().numpy(), self.reward.device)
 
     def environments(self, index: Tensor) -> Rollout:
@@ -75,6 +81,12 @@ class Rollout:
     def check(self, network: ActorCritic) -> None:
         """Raise unless this is what `network` can learn from; names both values of a mismatch."""
         steps, tree = self.shape, network.tree
+        for name in ("mask", "terminated", "truncated", "next_value", "first", "valid"):
+            if getattr(self, name).shape[:2] != steps:
+                found = tuple(getattr(self, name).shape)
+                raise ValueError(
+                    f"{name} must have a row of {steps[1]} for each of {steps[0]} steps, got shape {found}"
+                )
         missing = network.sizes.keys() - self.observation.keys()
         if missing:
             raise ValueError(f"the network looks at {sorted(network.sizes)}, the rollout lacks {sorted(missing)}")
@@ -100,6 +112,21 @@ class Rollout:
             )
         check_row_count(tree, self.mask.shape[2], self.observation)
         check_masks(self.mask.cpu().numpy(), tree.row_names(self.mask.shape[2]))
+        self._check_actions(tree)
+
+    def _check_actions(self, tree: ActionTree) -> None:
+        """Raise unless actions are indices into what there is to choose from."""
+        choices = [self.mask.shape[3]] * len(tree.heads)
+        choices[0] = len(tree.matters)
+        if tree.pointed >= 0:
+            choices[tree.pointer] = self.mask.shape[2] - tree.num_rows
+        outside = (self.action < 0) | (self.action >= torch.tensor(choices, device=self.action.device))
+        if outside.any():
+            step, env, head = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"the choice {int(self.action[step, env, head])} of head {tree.heads[head]} at step {step} of "
+                f"environment {env} is none of {choices[head]}"
+            )
 
 
 def _check_finite(name: str, values: Tensor) -> None:

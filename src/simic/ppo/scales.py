@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,15 +23,16 @@ class ReturnScale(nn.Module):
     @torch.no_grad()
     def update(self, reward: Tensor, first: Tensor, valid: Tensor) -> None:
         """Take in the rewards (T, N) of a rollout; `first` is True where an episode begins."""
-        running = self._running.new_zeros(reward.shape[1])
+        paid = (reward * valid).double().cpu().numpy()  # numpy: a loop of tiny steps
+        goes_on = self.gamma * ~first.cpu().numpy()
+        running = np.zeros(reward.shape[1])
         if self._running.shape == running.shape:
-            running = self._running
-        returns = torch.empty_like(reward, dtype=torch.float64)
-        for step in range(len(reward)):
-            running = running * self.gamma * ~first[step] + reward[step] * valid[step]
-            returns[step] = running
-        self._running = running
-        self.moments.update(returns[valid].unsqueeze(1))
+            running = self._running.cpu().numpy()
+        returns = np.empty_like(paid)
+        for step in range(len(paid)):
+            running = returns[step] = running * goes_on[step] + paid[step]
+        self._running = torch.from_numpy(running.copy()).to(self._running.device)
+        self.moments.update(torch.from_numpy(returns).to(valid.device)[valid].unsqueeze(1))
 
     @property
     def scale(self) -> Tensor:
