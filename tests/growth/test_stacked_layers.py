@@ -21,9 +21,10 @@ PAIRS = [
 ]
 
 
+@pytest.mark.parametrize("samples", [3, 500])
 @pytest.mark.parametrize("num_networks", [1, 2, 9])
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_networks_at_once_equal_networks_one_by_one(kind, name, num_networks):
+def test_networks_at_once_equal_networks_one_by_one(kind, name, num_networks, samples):
     shape, size = SHAPES[kind]
     branch = new_branch(name, shape, (0,)).double()
     torch.manual_seed(0)
@@ -31,7 +32,7 @@ def test_networks_at_once_equal_networks_one_by_one(kind, name, num_networks):
         key: torch.randn(num_networks, *value.shape, dtype=torch.float64, requires_grad=True)
         for key, value in branch.named_parameters()
     }
-    x = torch.randn(num_networks, 3, *size, dtype=torch.float64)
+    x = torch.randn(num_networks, samples, *size, dtype=torch.float64)
     together = run_stacked(branch, parameters, x)
     alone = torch.stack(
         [

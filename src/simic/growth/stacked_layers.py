@@ -24,9 +24,14 @@ COLUMNS_LIMIT = 1 << 20
 NETWORKS_AT_ONCE = 8
 """Networks whose unfolded inputs exist at the same time."""
 
+LARGE = 1 << 14
+"""Values from which a lone network runs fastest as it is; below, the call itself costs more than its layers."""
+
 
 def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     """The outputs of N networks that share the structure of `module` and have parameters of their own."""
+    if len(x) == 1 and x.numel() > LARGE:
+        return _alone(module, parameters, x)
     return LAYERS.get(type(module), _vmapped)(module, parameters, x)
 
 
@@ -225,10 +230,14 @@ def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor
     return _linear(module.out, out, seen.view(x.shape))
 
 
+def _alone(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
+    own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
+    return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
+
+
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     if len(x) == 1:
-        own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
-        return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
+        return _alone(module, parameters, x)
     return vmap(lambda own, samples: functional_call(module, own, (samples,)))(dict(parameters), x)
 
 
