@@ -1,16 +1,22 @@
 """The command line: answers without torch, refuses with the right exit code, and grows."""
 
+import json
+import os
+import re
 import subprocess
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import simic
-from simic.cli import main
+from simic.cli import PresetsCommand, TrainCommand, main
+from simic.config import PRESETS as RUN_PRESETS
 from simic.tasks import TaskName
 from simic.tasks.task import PRESETS
+from simic.training.run_directory import RunDirectory
+from simic.training.workers import WorkersDiedError
 
 
 def exit_code(*args: str) -> int:
@@ -74,3 +80,315 @@ def test_every_public_name_is_importable_and_listed():
     assert set(dir(simic)) == set(simic.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = simic.nonsense
+
+
+# `simic train`.
+
+TINY = ["--updates", "1", "--num-groups", "1", "--group-size", "2", "--horizon", "2", "--workers", "0"]
+
+
+def told(capsys, *args: str) -> tuple[int, str]:
+    """Exit code and all that was said."""
+    try:
+        main(list(args))
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return int(code), captured.out + captured.err
+
+
+ANSWERS: list[tuple[list[str], int, str]] = [
+    (["train", "--lerning-rate", "1"], 2, "--lerning-rate"),
+    (["train", "--task", "mnist"], 2, "mnist"),
+    (["train", "--updates", "0"], 2, "simic: updates must be at least 1, got 0"),
+    (["train", "--algorithm", "iql"], 2, "name them with --episodes"),
+    (["train", "--gamma", "2"], 2, "gamma must be"),
+    (["train", "--config", "CONFIG"], 2, "simic: there is no setting 'updtes'; did you mean updates?"),
+    (["train", "--config", "nowhere.json"], 4, "simic: there is no config file nowhere.json"),
+    (["train", "--resume", "auto"], 2, "--resume auto needs --out"),
+    (["train", "--resume", "nowhere"], 4, "--resume: nowhere holds no run; `simic runs` lists what there is"),
+    (["train", "--init", "nowhere"], 4, "--init: there is no file nowhere"),
+    (["inspect", "nowhere"], 4, "there is nothing at nowhere"),
+    (["grow", "--controller", "heurstic"], 2, "did you mean heuristic?"),
+    (["grow", "--task", "digit-cnn"], 2, "did you mean digits-cnn?"),
+    (["presets"], 0, "quick"),
+    (["train", "--print-config"], 0, '"updates": 30'),
+]
+ALL_IN_ONE = """
+import contextlib, io, json, os, sys
+from simic.cli import main
+os.chdir(sys.argv[1])
+answers = []
+for args in json.loads(sys.argv[2]):
+    said, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main(args)
+        except SystemExit as stopped:
+            code = stopped.code
+    slow = sorted({"torch", "sklearn"} & set(sys.modules))
+    answers.append([code, said.getvalue(), slow, os.listdir()])
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> list[Any]:
+    """What one process without torch answers to all of them."""
+    directory = tmp_path_factory.mktemp("cli")
+    (directory / "CONFIG").write_text('{"updtes": 3}')
+    asked = json.dumps([args for args, _, _ in ANSWERS])
+    ended = subprocess.run(
+        [sys.executable, "-c", ALL_IN_ONE, str(directory), asked], capture_output=True, text=True, check=True
+    )
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS)), ids=lambda number: " ".join(ANSWERS[number][0]))
+def test_what_needs_no_torch_is_answered_without_it(answers, number):
+    code, said, slow, files = answers[number]
+    assert ANSWERS[number][2] in said
+    assert code == ANSWERS[number][1]
+    assert slow == []
+    assert files == ["CONFIG"]  # nothing was begun
+
+
+def test_two_places_for_one_run_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    code, said = told(capsys, "train", "--resume", str(tmp_path), "--out", "elsewhere")
+    assert code == 2
+    assert "name two places; give one of them" in said
+
+
+def test_printed_settings_are_a_config_file(tmp_path, capsys):
+    code, said = told(capsys, "train", "--preset", "standard", "--gamma", "0.9", "--record", "--print-config")
+    assert code == 0
+    first, rest = said.split("\n", 1)
+    assert first == "# preset standard < flags --record --gamma"
+    (tmp_path / "a.json").write_text(rest)
+    _, again = told(capsys, "train", "--config", str(tmp_path / "a.json"), "--print-config")
+    assert again.split("\n", 1)[1] == rest
+    assert json.loads(rest)["reward"]["gamma"] == 0.9
+
+
+def test_presets_are_listed(capsys):
+    code, said = told(capsys, "presets")
+    assert code == 0
+    for name, (purpose, config) in RUN_PRESETS.items():
+        assert f"{name:10s} {purpose} {config.updates} updates" in said
+
+
+def test_a_run_from_begin_to_end(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    code, said = told(capsys, "train", *TINY, "--out", out)
+    assert code == 0
+    assert said.splitlines()[0].startswith("settings: preset quick < flags")
+    assert "update 1/1  score" in said
+    assert said.splitlines()[-1] == f"done after 1 updates: {out}"
+
+    code, said = told(capsys, "train", *TINY, "--out", out)
+    assert code == 2
+    assert "holds a run already" in said
+    code, said = told(capsys, "train", *TINY, "--out", out, "--resume", "auto", "--rng-seed", "3")
+    assert code == 2
+    assert "has rng_seed = 0, not 3: a run keeps its settings" in said
+    code, said = told(capsys, "train", "--resume", out, "--updates", "2", "--quiet")
+    assert (code, said) == (0, f"done after 2 updates: {out}\n")
+
+    code, said = told(capsys, "runs", "--root", str(tmp_path))
+    assert code == 0
+    assert said.splitlines()[1].split()[:3] == ["run", "mlp", "2/2"]
+    code, said = told(capsys, "inspect", out)
+    assert code == 0
+    assert "status: done" in said
+    assert told(capsys, "inspect", f"{out}/checkpoints/update_000002")[0] == 0
+    assert told(capsys, "inspect", f"{out}/controller.safetensors")[0] == 0
+    assert told(capsys, "inspect", f"{out}/config.json")[0] == 2
+    assert told(capsys, "inspect", str(tmp_path))[0] == 2
+
+    code, said = told(
+        capsys, "grow", "--host-epochs", "2", "--controller", f"{out}/controller.safetensors", "--task", "spirals-mlp"
+    )
+    assert code == 0
+    assert "after growth" in said
+
+
+def test_runs_have_no_root_by_default(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said = told(capsys, "runs")
+    assert code == 4
+    assert "there is no directory runs; name another with --root" in said
+
+
+def test_a_run_is_named_after_the_time(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory, resume = TrainCommand().place()
+    assert not resume
+    assert re.fullmatch(r"runs/\d{8}-\d{6}", str(directory))
+
+
+def test_a_place_that_cannot_be_written_exits_with_4(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    code, said = told(capsys, "train", *TINY, "--out", str(tmp_path / "file" / "run"))
+    assert code == 4
+    assert "a file stands where a directory is needed" in said
+
+
+def test_data_that_is_missing_exits_with_4_and_can_be_put_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where cifar-10-batches-bin is looked for
+    code, said = told(capsys, "train", *TINY, "--task", "cifar10-cnn", "--out", "run")
+    assert code == 4
+    assert "cifar-10-batches-bin" in said
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_device_that_is_missing_is_named(tmp_path, capsys):
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    code, said = told(capsys, "train", *TINY, "--device", "mps", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert "no mps that torch can use; choose --device cpu" in said
+
+
+def test_two_processes_do_not_write_one_run(tmp_path, capsys):
+    with RunDirectory(tmp_path).lock():
+        code, said = told(capsys, "train", *TINY, "--out", str(tmp_path))
+    assert code == 4
+    assert "is in use by process" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("x"), 2),
+        (OSError("x"), 4),
+        (MemoryError("x"), 4),
+        (WorkersDiedError("x"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_have_exit_codes(monkeypatch, capsys, error, code):
+    def fail(command: PresetsCommand) -> int:
+        raise error
+
+    monkeypatch.setattr(PresetsCommand, "run", fail)
+    assert told(capsys, "presets")[0] == code
+
+
+def test_a_bug_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(PresetsCommand, "run", lambda command: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["presets"])
+
+
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_the_code_of_a_run_is_the_code_of_the_process(monkeypatch, capsys, code):
+    monkeypatch.setattr("simic.training.start.start", lambda *args, **options: code)
+    assert told(capsys, "train")[0] == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [["presets"], ["train", "--print-config"], ["runs", "--root", "ROOT"], ["doctor"]])
+def test_nobody_complains_when_the_reader_leaves(tmp_path, args):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    args = [str(tmp_path) if arg == "ROOT" else arg for arg in args]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "simic.cli", *args], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_doctor(capsys):
+    code, said = told(capsys, "doctor")
+    assert code == 0
+    assert "CPU cores" in said
+
+
+# Growing a model of one's own.
+
+OWN = """
+import torch
+from torch import nn
+from simic import Data, Task
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+def make():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    data = Data(train_x=x, train_y=y, validation_x=x, validation_y=y, test_x=x, test_y=y, num_classes=2)
+    return Task(name="mine", data=data, make_host=Net, slots=("body",), batch_size=8, learning_rate=0.01)
+
+def wrong():
+    return 3
+
+def broken():
+    return nn.no_such_thing
+
+def random():
+    raise ValueError("no data today")
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module in the directory that one works in."""
+    (tmp_path / "my_growth.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield "my_growth"
+    sys.modules.pop("my_growth", None)
+    assert sys.path == before
+
+
+def test_a_model_of_one_s_own_grows(own_module, capsys, tmp_path):
+    code, said = told(
+        capsys, "grow", "--task", "my_growth:make", "--host-epochs", "3", "--controller", "random", "--out", "grown.pt2"
+    )
+    assert code == 0
+    assert "test accuracy of mine after 3 host epochs" in said
+    assert torch.export.load(tmp_path / "grown.pt2").module()(torch.zeros(4, 3)).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("my_growth:nothing", "there is no my_growth:nothing: module 'my_growth' has no attribute 'nothing'"),
+        ("no_module_like_this:make", "there is no no_module_like_this:make: No module named 'no_module_like_this'"),
+        ("my_growth:wrong", "my_growth:wrong must return a simic.Task, got int"),
+        ("my_growth:random", "no data today"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_named(own_module, capsys, task, message):
+    code, said = told(capsys, "grow", "--task", task)
+    assert code == 2
+    assert message in said
+
+
+def test_a_bug_in_the_user_s_function_shows_where(own_module):
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        main(["grow", "--task", "my_growth:broken"])
+
+
+def test_a_function_knows_its_data(own_module, capsys, tmp_path):
+    code, said = told(capsys, "grow", "--task", "my_growth:make", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "leave out data_dir" in said
+
+
+def test_a_file_that_is_no_controller_is_refused(own_module, capsys, tmp_path):
+    (tmp_path / "text").write_text("hello")
+    code, said = told(capsys, "grow", "--task", "my_growth:make", "--controller", str(tmp_path / "text"))
+    assert code == 2
+    assert "not a readable safetensors file" in said

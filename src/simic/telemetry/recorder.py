@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +38,15 @@ def output_error(path: Path, error: OSError) -> OutputError:
     explained = OutputError(f"cannot write {path}: {reason}; {remedy}")
     explained.errno = error.errno
     return explained
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of writing a file come with its name and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(path, error) from error
 
 
 def sync_path(path: Path) -> None:
@@ -169,7 +178,8 @@ class _LineFile:
         if not 0 <= size <= self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
             raise ValueError(
                 f"{self.path} has no line that ends at byte {size}, where the checkpoint was taken (it has "
-                f"{self.size} bytes): it is damaged or of another run; resume into a new directory with --out"
+                f"{self.size} bytes): it is damaged or of another run; put the file back, or begin a new run "
+                "with another --out"
             )
         self._pending.clear()
         os.ftruncate(self._descriptor, size)

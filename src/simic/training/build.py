@@ -19,14 +19,14 @@ import torch
 
 from simic import __version__
 from simic.bundle import load_bundle
-from simic.config import RESUMABLE, RunConfig, differences, to_dict
+from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
 from simic.control.learned import make_network
 from simic.ppo.agent import PPOAgent, check_agent_state
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
-from simic.telemetry.recorder import Recorder
-from simic.training.checkpoint import Checkpoint, check_about, discard_newer, find_checkpoint, sweep
+from simic.telemetry.recorder import Recorder, writing
+from simic.training.checkpoint import Checkpoint, check_about, discard_newer, find_checkpoint, list_checkpoints, sweep
 from simic.training.episodes import GroupSetup, group_task, play_group
 from simic.training.progress import Progress
 from simic.training.run import Run
@@ -127,8 +127,9 @@ def write_config(config: RunConfig, directory: RunDirectory) -> None:
     """Begin a run: a directory with settings in it holds one."""
     _check_space(directory.path)
     temporary = directory.config.with_suffix(".new")
-    temporary.write_text(json.dumps(to_dict(config), indent=1) + "\n")
-    os.replace(temporary, directory.config)
+    with writing(directory.config):
+        temporary.write_text(json.dumps(to_dict(config), indent=1) + "\n")
+        os.replace(temporary, directory.config)
 
 
 def _take_up(
@@ -136,11 +137,18 @@ def _take_up(
 ) -> tuple[RunConfig, Checkpoint | None]:
     """The config to go by and the checkpoint to go on from, if the directory holds a run."""
     sweep(directory.checkpoints)
+    for path in (directory.path, directory.episodes):
+        for unfinished in path.glob(".*.tmp"):  # of bundles that a process died over
+            unfinished.unlink()
     if not directory.config.is_file():
+        if list_checkpoints(directory.checkpoints):
+            raise FileNotFoundError(
+                f"{directory.config} is missing, but there are checkpoints: put it back, or choose another --out"
+            )
         return config, None
     if not resume:
         raise RunExistsError(f"{directory.path} holds a run already: go on with --resume auto, or choose another --out")
-    saved = json.loads(directory.config.read_text())
+    saved = read_config(directory.config)
     for name, mine, theirs in differences(to_dict(config), saved):
         if name not in RESUMABLE:
             raise ValueError(f"the run in {directory.path} has {name} = {theirs}, not {mine}: a run keeps its settings")

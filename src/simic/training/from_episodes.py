@@ -24,7 +24,7 @@ from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
 from simic.ppo.rollout import Rollout
 from simic.telemetry.events import RunFinished, Update
-from simic.telemetry.recorder import Recorder
+from simic.telemetry.recorder import Recorder, writing
 from simic.training.build import RunExistsError, make_agent, make_setup, manifest, start_from, write_config
 from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
 from simic.training.record import load_episodes, save_episodes
@@ -68,7 +68,8 @@ def learn_from_episodes(
             steps += 1
 
         LEARNERS[config.algorithm](agent, rollouts, progress=progress)
-        agent.save(directory.controller)
+        with writing(directory.controller):
+            agent.save(directory.controller)
         seconds = time.monotonic() - began
         recorder.record(RunFinished(update=steps, status="done", exit_code=0, seconds=seconds))
     say(f"done: {directory.controller}")

@@ -9,22 +9,23 @@ from simic.training.stopping import Stopped
 
 def train(run: Run) -> int:
     """Train until the config's number of updates is done; returns the exit code."""
-    with run.open(), run.signals.watched():
+    with run.open():
         try:
-            while run.update < run.updates:
-                with run.phase("rollout"):
-                    played = run.collect()
-                with run.phase("statistics"):
-                    rollout, figures = run.assemble(played)
-                with run.phase("update"):
-                    metrics = run.agent.update(rollout)
-                with run.signals.held():
-                    with run.phase("record"):
-                        run.tell(played, metrics, figures)
-                    with run.phase("checkpoint"):
-                        run.keep()
-                run.show()
-            return run.finish("done", 0)
+            with run.signals.watched():
+                while run.update < run.updates:
+                    with run.phase("rollout"):
+                        played = run.collect()
+                    with run.phase("statistics"):
+                        rollout, figures = run.assemble(played)
+                    with run.phase("update"):
+                        metrics = run.agent.update(rollout)
+                    with run.signals.held():
+                        with run.phase("record"):
+                            run.tell(played, metrics, figures)
+                        with run.phase("checkpoint"):
+                            run.keep()
+                    run.show()
+                return run.finish("done", 0)
         except Stopped as stop:
             return run.finish("stopped", stop.exit_code, reason=str(stop))
         except DivergedError as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.ppo.rollout import Rollout
+from simic.telemetry.recorder import writing
 from simic.training.episodes import to_rollout
 
 FORMAT, VERSION = "simic-episodes", 1
@@ -19,7 +20,8 @@ def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]
     """Write the episodes of an update; features are kept in half precision, which is finer than their noise."""
     path = directory / f"update_{update:06d}.safetensors"
     packed = [{name: _compact(value) for name, value in group.items()} for group in groups]
-    save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
+    with writing(path):
+        save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
     return path
 
 
@@ -35,10 +37,13 @@ def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
         saved = load_bundle(file)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise BundleError(f"{file} holds no episodes: its format is not {FORMAT!r}")
-        if saved["version"] != VERSION:
-            raise BundleError(f"{file} has episodes of version {saved['version']}, this simic reads {VERSION}")
-        groups = ({name: _restored(value) for name, value in group.items()} for group in saved["groups"])
-        rollouts += [to_rollout(group, state_size) for group in groups]
+        if saved.get("version") != VERSION:
+            raise BundleError(f"{file} has episodes of version {saved.get('version')}, this simic reads {VERSION}")
+        try:
+            groups = [{name: _restored(value) for name, value in group.items()} for group in saved["groups"]]
+            rollouts += [to_rollout(group, state_size) for group in groups]
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise BundleError(f"{file} holds no whole episodes ({type(error).__name__}: {error})") from None
     return rollouts
 
 

@@ -24,7 +24,7 @@ from simic.telemetry.events import (
     Update,
     WorkerFault,
 )
-from simic.telemetry.recorder import Recorder
+from simic.telemetry.recorder import Recorder, writing
 from simic.training.checkpoint import save_checkpoint
 from simic.training.episodes import GroupSetup, Played, Weights, group_jobs, to_rollout
 from simic.training.narrate import NARRATORS
@@ -163,7 +163,8 @@ class Run:
         if self.saved_update < self._safe["update"]:
             self._save()
         if status == "done":
-            self.agent.save(self.directory.controller)
+            with writing(self.directory.controller):
+                self.agent.save(self.directory.controller)
         seconds = time.monotonic() - self._began
         update = self._safe["update"]
         self.recorder.record(

@@ -54,7 +54,6 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         for other in SIGNALS:  # the next one kills
             signal.signal(other, signal.SIG_DFL)
-        if self._holding:
-            self._pending = number
-        else:
+        self._pending = number  # also if it raises now: Python drops what is raised while an object is finalised
+        if not self._holding:
             raise Stopped(number)

@@ -11,9 +11,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from simic.training.stopping import SIGNALS
 
 MAX_DEATHS = 10
 """So many deaths while one batch of jobs runs mean that the job, not the worker, is at fault."""
@@ -70,7 +73,8 @@ class WorkerPool:
                 yield index, self.function(common, job)
             return
         self._version += 1
-        self._workers += [self._start() for _ in range(self.num_workers - len(self._workers))]
+        for _ in range(self.num_workers - len(self._workers)):
+            self._start()
         waiting, deaths, open_jobs = list(range(len(jobs)))[::-1], 0, len(jobs)
         while open_jobs:
             for worker in self._workers:
@@ -102,13 +106,19 @@ class WorkerPool:
             worker.process.join()
         self._workers.clear()
 
-    def _start(self) -> _Worker:
+    def _start(self) -> None:
+        """Add a worker. Signals wait meanwhile: one that came half-way would leave a worker that nobody ends."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(there, self.function, os.getpid()), daemon=True)
-        process.start()
-        there.close()
-        return _Worker(process, here)
+        resource_tracker.ensure_running()  # its own start would let the signals through
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+            there.close()
+            self._workers.append(_Worker(process, here))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _give(self, worker: _Worker, common: Any, jobs: Sequence[Any], waiting: list[int]) -> None:
         worker.job = waiting.pop()
@@ -147,7 +157,7 @@ class WorkerPool:
                 f"{deaths} workers died, the last one with exit code {worker.process.exitcode}: there may be too "
                 "little memory; try fewer workers or smaller groups"
             )
-        self._workers.append(self._start())
+        self._start()
 
 
 def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: int) -> None:
@@ -156,7 +166,8 @@ def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: 
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the whole group; the parent decides
+    # Born with both blocked. Ctrl-C reaches the whole group, also workers that still import: the parent decides.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     torch.set_num_threads(1)
     common = None
     while os.getppid() == parent:

@@ -1,0 +1,106 @@
+"""Learning from recorded episodes: end to end, from a rule or a run, and what it refuses."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from simic.actions import Op
+from simic.control.learned import LearnedController
+from simic.ppo.imitation import ImitationConfig, imitate
+from simic.ppo.offline import IQLConfig, learn_offline
+from simic.telemetry.events import RunFinished, RunStarted, Update
+from simic.training import from_episodes
+from simic.training.build import RunExistsError, make_agent, make_setup
+from simic.training.episodes import GroupJob
+from simic.training.from_episodes import flat, play_rule
+from simic.training.run_directory import RunDirectory
+from simic.training.start import start
+
+
+@pytest.fixture(autouse=True)
+def short_lessons(monkeypatch):
+    """A few passes and steps are enough to see that everything works."""
+    monkeypatch.setitem(from_episodes.LEARNERS, "imitation", partial(imitate, config=ImitationConfig(passes=3)))
+    monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 2)
+    monkeypatch.setitem(from_episodes.LEARNERS, "iql", partial(learn_offline, config=IQLConfig(steps=6)))
+
+
+def learn(path: Path, *, init: Path | None = None, **changes: Any) -> int:
+    return start(tiny.make_config(**changes), path, init=init, quiet=True)
+
+
+FIGURES = {"imitation": "head_accuracy/op", "iql": "policy_loss"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "source"),
+    [
+        ("imitation", "heuristic"),
+        ("iql", "recorded"),
+        pytest.param("imitation", "recorded", marks=pytest.mark.slow),
+        pytest.param("imitation", "random", marks=pytest.mark.slow),
+        pytest.param("iql", "random", marks=pytest.mark.slow),
+    ],
+)
+def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, source):
+    if source == "recorded":
+        tiny.play_run(tmp_path / "recorded", updates=1, record=True)
+    episodes = [str(tmp_path / source) if source == "recorded" else source]
+    path = tmp_path / "run"
+    assert learn(path, algorithm=algorithm, episodes=episodes, updates=1, record=source == "random") == 0
+    (started,), (finished,) = tiny.told(path, RunStarted), tiny.told(path, RunFinished)
+    assert started.config["episodes"] == episodes
+    steps = tiny.told(path, Update)
+    assert [event.update for event in steps] == [0, 1, 2]
+    assert all(FIGURES[algorithm] in event.metrics for event in steps)
+    assert (finished.status, finished.exit_code, finished.update) == ("done", 0, 3)
+    assert len(list((path / "episodes").iterdir())) == (source == "random")
+    fresh = make_agent(tiny.make_config())
+    learned = LearnedController.load(path / "controller.safetensors").network
+    assert not tiny.same(dict(learned.state_dict()), dict(fresh.plain.state_dict()))
+    # And it is a start for PPO.
+    code = start(tiny.make_config(updates=1), tmp_path / "ppo", init=path / "controller.safetensors", quiet=True)
+    assert code == 0
+
+
+def test_lessons_are_repeatable(tmp_path, tiny_task):
+    for name in ("one", "two"):
+        learn(tmp_path / name, algorithm="imitation", episodes=["random"], updates=1)
+    one, two = (LearnedController.load(tmp_path / name / "controller.safetensors") for name in ("one", "two"))
+    assert tiny.same(dict(one.network.state_dict()), dict(two.network.state_dict()))
+    assert (tmp_path / "one/events.jsonl").read_bytes() == (tmp_path / "two/events.jsonl").read_bytes()
+
+
+def test_a_run_is_not_overwritten(tmp_path, tiny_task):
+    RunDirectory(tmp_path).create().config.write_text("{}")
+    with pytest.raises(RunExistsError, match="this kind is not resumed: choose another --out"):
+        learn(tmp_path, algorithm="imitation", episodes=["heuristic"])
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_what_could_not_be_begun_can_be_tried_again(tmp_path, tiny_task):
+    with pytest.raises(FileNotFoundError, match="no recorded episodes in heurstic"):
+        learn(tmp_path, algorithm="imitation", episodes=["heurstic"], updates=1)
+    assert learn(tmp_path, algorithm="imitation", episodes=["heuristic"], updates=1) == 0
+
+
+def test_a_rule_plays_what_its_controller_says(tiny_task):
+    job = GroupJob(rng_seed=0, update=0, group=0, task=0)
+    setup = make_setup(tiny.make_config(episode={"horizon": 6}))
+    played = play_rule((setup, "random"), job)
+    assert set(played.trace.action[..., 0].flat) > {int(Op.WAIT)}
+    assert played.rollout["mask"].shape[:2] == (6, 2)
+    chosen = played.trace.legal_ops[tuple(map(list, zip(*[(t, n) for t in range(6) for n in range(2)], strict=True)))]
+    ops = played.trace.action[..., 0].reshape(-1)
+    assert chosen[range(12), ops].all()
+    assert tiny.same(played.rollout, play_rule((setup, "random"), job).rollout)
+    other = play_rule((setup, "random"), job._replace(group=1))
+    assert not tiny.same(played.rollout["action"], other.rollout["action"])
+
+
+def test_numbers_of_nested_tables_get_one_name_each():
+    tree = {"loss": 1, "head": {"op": 0.5, "slot": {"a": True}}, "text": "x", "none": None}
+    assert flat(tree) == {"loss": 1.0, "head/op": 0.5, "head/slot/a": 1.0}

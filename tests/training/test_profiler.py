@@ -1,0 +1,48 @@
+"""A trace of one update, where the user wants it."""
+
+import json
+
+import pytest
+import tiny
+
+from simic.telemetry.recorder import OutputError
+from simic.training.build import build_run
+from simic.training.loop import train
+from simic.training.profiler import profiled
+from simic.training.run_directory import RunDirectory
+
+
+def profile(path, directory, *, resume: bool = False, updates: int = 3) -> None:
+    run_directory = RunDirectory(path)
+    config = tiny.make_config(updates=updates)
+    with run_directory.lock():
+        run = build_run(config, run_directory, resume=resume, quiet=True, say=lambda text: None)
+        plain = run.agent.update
+        with profiled(run, directory):
+            assert (run.agent.update == plain) is (directory is None)
+            assert train(run) == 0
+        assert run.agent.update == plain
+
+
+def test_the_second_update_is_traced_and_nothing_else_changes(tmp_path, tiny_task):
+    profile(tmp_path / "plain", None)
+    profile(tmp_path / "profiled", tmp_path / "new" / "traces")
+    (trace,) = (tmp_path / "new/traces").iterdir()
+    assert trace.name == "update_1.json"
+    names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert any("lstm" in name for name in names)
+    assert any("backward" in name.lower() for name in names)
+    assert tiny.same(tiny.kept(tmp_path / "plain"), tiny.kept(tmp_path / "profiled"))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_traced_at_its_own_second_update(tmp_path, tiny_task):
+    profile(tmp_path / "run", None, updates=2)
+    profile(tmp_path / "run", tmp_path / "traces", updates=4, resume=True)
+    assert [trace.name for trace in (tmp_path / "traces").iterdir()] == ["update_3.json"]
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path, tiny_task):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="a file stands where a directory is needed"):
+        profile(tmp_path / "run", tmp_path / "file" / "traces")

@@ -1,0 +1,677 @@
+"""Whole runs on a tiny task: every anomaly is noticed where it happens, stops leave a checkpoint, resuming is exact."""
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+from simic.actions import HEADS, Op
+from simic.bundle import BundleError, save_bundle
+from simic.config import RESUMABLE
+from simic.control.learned import LearnedController
+from simic.ppo.agent import DivergedError
+from simic.telemetry import mirrors
+from simic.telemetry.anomalies import NAMES
+from simic.telemetry.events import (
+    Anomaly,
+    CheckpointSaved,
+    Decision,
+    EpisodeOutcome,
+    GovernorRollback,
+    PhaseTimings,
+    RunFinished,
+    RunStarted,
+    Update,
+    WorkerFault,
+)
+from simic.training import build
+from simic.training.build import RunExistsError, build_run, make_agent, start_from
+from simic.training.checkpoint import CheckpointError, list_checkpoints
+from simic.training.record import load_episodes
+from simic.training.run import Run
+from simic.training.run_directory import RunDirectory
+from simic.training.start import start
+from simic.training.workers import Fault
+
+JUDGED = {"warm_up": 1, "explained_variance": -20.0}
+"""Judged from the second update on, though a critic that has seen a dozen decisions knows nothing yet."""
+
+
+def anomalies(path: Path) -> set[tuple[int, str, str]]:
+    return {(event.update, event.name, event.where) for event in tiny.told(path, Anomaly)}
+
+
+def before_update(run: Run, number: int, change: Callable[[], None]) -> None:
+    """Do something just before the learner gets the rollout of an update."""
+    learn = run.agent.update
+
+    def update(rollout):
+        if run.update == number:
+            change()
+        return learn(rollout)
+
+    run.agent.update = update
+
+
+def poison(run: Run, parameter: Tensor, value: float, number: int = 1) -> None:
+    """Fill a parameter of the learner for one update, and heal it afterwards."""
+    learn = run.agent.update
+
+    def update(rollout):
+        if run.update != number:
+            return learn(rollout)
+        healthy = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.fill_(value)
+        metrics = learn(rollout)
+        with torch.no_grad():
+            parameter.copy_(healthy)
+        return metrics
+
+    run.agent.update = update
+
+
+def growth_network(run: Run) -> Any:
+    return run.agent.plain
+
+
+# Each anomaly, planted before the second of two updates: the event says what and where, and the first update has none.
+
+
+def plant_large_steps(run: Run) -> None:
+    before_update(run, 1, lambda: run.agent._use_rate(0.05))
+
+
+def plant_huge_step(run: Run) -> None:
+    before_update(run, 1, lambda: run.agent._use_rate(0.3))
+
+
+def plant_rubbish_critic(run: Run) -> None:
+    critic = run.agent.plain.critic
+
+    def spoil() -> None:
+        for parameter in (critic[0].weight, critic[-1].weight):
+            nn.init.normal_(parameter, std=100.0)  # pyright: ignore[reportArgumentType]
+
+    before_update(run, 1, spoil)
+
+
+def plant_huge_value_loss(run: Run) -> None:
+    def weigh() -> None:
+        run.agent.config = replace(run.agent.config, value_coefficient=1e4)
+
+    before_update(run, 1, weigh)
+
+
+def plant_drifting_head(run: Run) -> None:
+    layer = growth_network(run).op
+    before_update(run, 1, lambda: layer.weight.register_hook(lambda gradient: 1e3 * gradient) and None)
+
+
+def plant_nan_weight(run: Run) -> None:
+    poison(run, growth_network(run).op.bias, float("nan"))
+
+
+def plant_nan_memory(run: Run) -> None:
+    poison(run, run.agent.plain.core.cell.weight_hh_l0, float("nan"))  # pyright: ignore[reportArgumentType]
+
+
+def plant_dead_memory(run: Run) -> None:
+    def kill() -> None:
+        with torch.no_grad():
+            for parameter in run.agent.plain.core.parameters():
+                parameter.zero_()
+
+    before_update(run, 1, kill)
+
+
+def plant_overflowing_memory(run: Run) -> None:
+    """Gates stay open and write 1 every time: after 16 decisions the cells hold 16."""
+    cell = run.agent.plain.core.cell
+
+    def open_gates() -> None:
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.fill_(50.0 if parameter.dim() == 1 else 0.0)
+
+    before_update(run, 1, open_gates)
+
+
+REST = ("blueprint", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+assert {"op", "slot", "style", *REST} == set(HEADS)
+NO_LIMIT = {"group_size": 4, "ppo": {"target_kl": None, "ppo_epochs": 3}}
+NO_END = {"ppo": {"max_skipped_steps": 1000}}
+PLANTS: dict[str, tuple[str, Callable[[Run], None], dict[str, Any]]] = {
+    "ratio_explosion": ("", plant_large_steps, NO_LIMIT),
+    "ratio_collapse": ("", plant_large_steps, NO_LIMIT),
+    "kl_spike": ("kl", plant_huge_step, {}),
+    "value_collapse": ("explained_variance", plant_rubbish_critic, {}),
+    "gradient_explosion": ("gradient_norm", plant_huge_value_loss, {}),
+    "gradient_drift": ("op", plant_drifting_head, {}),
+    "skipped_step": ("skipped_steps", plant_nan_weight, NO_END),
+    "state_not_finite": ("state_finite", plant_nan_memory, NO_END),
+    "state_dead": ("state_rms", plant_dead_memory, {}),
+    "state_explosion": ("state_rms", plant_overflowing_memory, {"episode": {"horizon": 16}, "group_size": 1}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_an_anomaly_that_is_planted_is_told_with_its_place(tmp_path, tiny_task, name):
+    where, plant, settings = PLANTS[name]
+    code, _ = tiny.play_run(tmp_path, plant, **tiny.merged({"thresholds": JUDGED}, settings))
+    assert code == 0
+    found = anomalies(tmp_path)
+    assert {update for update, _, _ in found} == {1}
+    places = {place for _, own, place in found if own == name}
+    assert places <= set(HEADS) if name.startswith("ratio") else where in places
+    assert places
+
+
+@pytest.mark.parametrize("name", ["host_gradient", "seed_gradient"])
+def test_gradients_of_hosts_and_seeds_that_explode_are_told(tmp_path, learn_this, name):
+    task = tiny.make_task()
+    learn_this(replace(task, loss=lambda logits, targets: 1e7 * task.loss(logits, targets)))
+    tiny.play_run(tmp_path, updates=1)
+    assert (0, name, f"{name}_max") in anomalies(tmp_path)
+
+
+@pytest.mark.parametrize("head", ["op", "slot", "style", *(pytest.param(h, marks=pytest.mark.slow) for h in REST)])
+def test_the_collapse_of_any_head_is_told_by_its_name(tmp_path, tiny_task, head):
+    def plant(run: Run) -> None:
+        """Every choice of the head is e^9 times likelier than the next; prunes are common, so that all heads matter."""
+        network = growth_network(run)
+
+        def prefer_first(scores: Tensor) -> Tensor:
+            return -9.0 * torch.arange(scores.shape[-1], dtype=scores.dtype)
+
+        with torch.no_grad():
+            network.op.bias[Op.PRUNE] = 3.0
+            if head in network.plain:
+                network.plain[head].bias += prefer_first(network.plain[head].bias)
+            elif head == "op":
+                network.op.bias.copy_(prefer_first(network.op.bias))
+            else:
+                pointer = getattr(network, head)
+                pointer.register_forward_hook(lambda module, inputs, scores: scores + prefer_first(scores))
+
+    tiny.play_run(tmp_path, plant, updates=1, group_size=8, episode={"horizon": 5}, thresholds={"warm_up": 0})
+    assert anomalies(tmp_path) == {(0, "entropy_collapse", head)}
+
+
+@pytest.mark.xfail(strict=True, reason="PPOAgent tells entropy 0 both of a head without a choice and of a dead one")
+def test_a_head_without_any_entropy_left_is_told_too(tmp_path, tiny_task):
+    def plant(run: Run) -> None:
+        with torch.no_grad():
+            growth_network(run).op.bias[Op.WAIT] = 1000.0
+
+    tiny.play_run(tmp_path, plant, updates=1, thresholds={"warm_up": 0})
+    assert (0, "entropy_collapse", "op") in anomalies(tmp_path)
+
+
+def test_every_kind_of_anomaly_is_planted_above_or_known_to_be_out_of_reach():
+    # A step with a loss or gradient that is not finite is never taken, so that it cannot be among those taken.
+    assert {*PLANTS, "host_gradient", "seed_gradient", "entropy_collapse", "not_finite"} == set(NAMES)
+
+
+def test_an_anomaly_raises_the_level_for_a_while_and_then_it_falls_back(tmp_path, tiny_task):
+    thresholds = {**JUDGED, "escalate_updates": 2}
+    tiny.play_run(tmp_path, plant_nan_weight, updates=5, thresholds=thresholds, **NO_END)
+    assert anomalies(tmp_path) == {(1, "skipped_step", "skipped_steps")}
+    assert {event.update for event in tiny.told(tmp_path, Decision)} == {1, 2, 3}
+
+
+def test_a_healthy_run_has_no_anomaly_and_tells_no_decision(tmp_path, tiny_task):
+    assert tiny.play_run(tmp_path, updates=3, num_groups=2, thresholds=JUDGED)[0] == 0
+    assert anomalies(tmp_path) == set()
+    assert tiny.told(tmp_path, Decision) == []
+    assert [event.update for event in tiny.told(tmp_path, Update)] == [0, 1, 2]
+    assert len(tiny.told(tmp_path, EpisodeOutcome)) == 3 * 2 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rng_seed", range(2))
+def test_a_healthy_run_of_the_quick_preset_has_no_anomaly(tmp_path, rng_seed):
+    config = replace(tiny.PRESETS["quick"][1], rng_seed=rng_seed, updates=10, workers=2)
+    assert start(config, tmp_path, quiet=True) == 0
+    assert anomalies(tmp_path) == set()
+
+
+def test_hosts_that_break_are_rolled_back_and_the_run_goes_on(tmp_path, learn_this):
+    learn_this(tiny.make_task(learning_rate=1e30, optimizer="sgd"))
+    assert tiny.play_run(tmp_path)[0] == 0
+    outcomes, rollbacks = tiny.told(tmp_path, EpisodeOutcome), tiny.told(tmp_path, GovernorRollback)
+    assert len(rollbacks) == sum(outcome.rolled_back for outcome in outcomes) == len(outcomes)
+    assert {rollback.verdict for rollback in rollbacks} <= {"not_finite", "diverged"}
+    ends = {(outcome.update, outcome.group, outcome.env): outcome.decisions for outcome in outcomes}
+    for rollback in rollbacks:  # the decision that broke the host was its last
+        assert ends[rollback.update, rollback.group, rollback.env] == rollback.decision + 1
+    for update in tiny.told(tmp_path, Update):
+        assert update.metrics["rollbacks"] == 1.0
+
+
+# What a run leaves behind.
+
+
+def test_a_run_leaves_its_settings_events_checkpoints_timings_and_controller(tmp_path, tiny_task):
+    code, run = tiny.play_run(tmp_path, updates=3, keep=2)
+    assert code == 0
+    (started,) = tiny.told(tmp_path, RunStarted)
+    assert started.config == json.loads((tmp_path / "config.json").read_text())
+    assert (started.update, started.threads, started.pid) == (0, 1, os.getpid())
+    assert started.versions["torch"] == torch.__version__
+    assert re.fullmatch("[0-9a-f]{64}", started.data_hashes["first task"])
+    (finished,) = tiny.told(tmp_path, RunFinished)
+    assert (finished.update, finished.status, finished.exit_code) == (3, "done", 0)
+    saved = tiny.told(tmp_path, CheckpointSaved)
+    assert [(event.update, event.path) for event in saved] == [(n, f"update_{n:06d}") for n in (1, 2, 3)]
+    scores = [event.metrics["score"] for event in tiny.told(tmp_path, Update)]
+    assert [event.metric for event in saved] == scores
+    best = 1 + max(range(3), key=lambda n: (scores[n], n))
+    assert {path.name for path in list_checkpoints(tmp_path / "checkpoints")} == {
+        f"update_{n:06d}" for n in {2, 3, best}
+    }
+    timings = tiny.told(tmp_path, PhaseTimings)
+    assert [event.update for event in timings] == [0, 1, 2]
+    assert all(event.seconds.keys() == {"rollout", "statistics", "update", "record", "checkpoint"} for event in timings)
+    controller = LearnedController.load(tmp_path / "controller.safetensors")
+    assert tiny.same(dict(controller.network.state_dict()), dict(run.agent.plain.state_dict()))
+
+
+@pytest.mark.slow
+def test_checkpoints_come_when_due_and_at_the_end(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=3, checkpoint_every=2)
+    assert [event.update for event in tiny.told(tmp_path, CheckpointSaved)] == [2, 3]
+
+
+def test_level_off_records_nothing_but_checkpoints(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=1, level="off")
+    assert (tmp_path / "events.jsonl").read_text() == (tmp_path / "process.jsonl").read_text() == ""
+    assert tiny.kept(tmp_path)["update"] == 1
+
+
+def test_level_debug_tells_every_decision(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=1, num_groups=2, level="debug")
+    decisions = tiny.told(tmp_path, Decision)
+    assert len(decisions) == 2 * 2 * 3
+    for decision in decisions:
+        assert decision.action.split()[0] in decision.legal_ops
+        assert all(0 < probability <= 1 for probability in decision.probabilities.values())
+        assert sum(decision.reward_terms.values()) == pytest.approx(decision.reward)
+    outcomes = {(o.group, o.env): o.episode_return for o in tiny.told(tmp_path, EpisodeOutcome)}
+    for (group, env), total in outcomes.items():
+        assert sum(d.reward for d in decisions if (d.group, d.env) == (group, env)) == pytest.approx(total)
+
+
+# Resuming.
+
+
+def test_a_run_that_is_resumed_equals_one_that_went_on(tmp_path, tiny_task):
+    tiny.play_run(tmp_path / "whole", updates=4, num_groups=2)
+    tiny.play_run(tmp_path / "parts", updates=2, num_groups=2, checkpoint_every=1)
+    code, run = tiny.play_run(tmp_path / "parts", updates=4, num_groups=2, checkpoint_every=3, keep=1, resume=True)
+    assert (code, run.update) == (0, 4)
+    assert tiny.same(tiny.kept(tmp_path / "whole"), tiny.kept(tmp_path / "parts"))
+    assert (tmp_path / "whole/events.jsonl").read_bytes() == (tmp_path / "parts/events.jsonl").read_bytes()
+    starts = tiny.told(tmp_path / "parts", RunStarted)
+    assert [(event.update, event.resumed_from) for event in starts] == [(0, None), (2, "update_000002")]
+
+
+@pytest.mark.slow
+def test_the_level_stays_raised_across_a_resume(tmp_path, tiny_task):
+    settings = {"thresholds": {"escalate_updates": 2}, **NO_END}
+    tiny.play_run(tmp_path, plant_nan_weight, updates=2, **settings)
+    tiny.play_run(tmp_path, updates=5, resume=True, **settings)
+    assert {event.update for event in tiny.told(tmp_path, Decision)} == {1, 2, 3}
+
+
+def test_what_is_usual_is_remembered_across_a_resume(tmp_path, tiny_task):
+    settings = {"thresholds": {**JUDGED, "warm_up": 2}}
+
+    def plant(run: Run) -> None:
+        def weigh() -> None:
+            run.agent.config = replace(run.agent.config, value_coefficient=1e3)
+
+        before_update(run, 2, weigh)
+
+    tiny.play_run(tmp_path, updates=2, **settings)
+    tiny.play_run(tmp_path, plant, updates=3, resume=True, **settings)
+    assert (2, "gradient_drift", "gradient_norm") in anomalies(tmp_path)
+
+
+@pytest.mark.slow
+def test_events_of_updates_that_are_lost_are_not_told_twice(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=3)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    newest = tmp_path / "checkpoints/update_000003"
+    (newest / "state.json").write_text("{}")  # damaged: the one before is used
+    tiny.play_run(tmp_path, updates=3, resume=True)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+    assert tiny.told(tmp_path, RunStarted)[-1].resumed_from == "update_000002"
+    assert tiny.kept(tmp_path)["update"] == 3
+
+
+def test_a_directory_that_holds_a_run_is_refused_without_resume(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=1)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(RunExistsError, match="--resume auto, or choose another --out"):
+        tiny.play_run(tmp_path, updates=1)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+def test_resuming_where_nothing_is_begins_anew(tmp_path, tiny_task):
+    assert tiny.play_run(tmp_path, updates=1, resume=True)[1].update == 1
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path, tiny_task):
+    directory = RunDirectory(tmp_path)
+    with directory.lock():
+        build_run(tiny.make_config(updates=1), directory, quiet=True).recorder.close()
+    (tmp_path / "events.jsonl").write_text('{"kind":"update","metrics":{},"update":0}\n')
+    tiny.play_run(tmp_path, updates=1, resume=True)
+    assert len(tiny.told(tmp_path, Update)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ppo": {"learning_rate": 0.5}}, "has ppo.learning_rate = 0.0005, not 0.5"),
+        ({"rng_seed": 7}, "has rng_seed = 0, not 7"),
+        ({"record": True}, "has record = False, not True"),
+        ({"task": "digits"}, "has task = mlp, not digits"),
+    ],
+)
+def test_other_settings_are_refused_when_resuming_and_both_values_named(tmp_path, tiny_task, changes, message):
+    directory = RunDirectory(tmp_path).create()
+    build.write_config(tiny.make_config(), directory)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tiny.play_run(tmp_path, resume=True, **changes)
+
+
+def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_task):
+    directory = RunDirectory(tmp_path).create()
+    build.write_config(tiny.make_config(), directory)
+    others = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9}
+    assert set(others) == set(RESUMABLE)
+    assert tiny.play_run(tmp_path, resume=True, **others)[0] == 0
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=1)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["policy"]["hidden_size"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"'hidden_size': 16.*there and.*'hidden_size': 8.*here"):
+        tiny.play_run(tmp_path, updates=1, resume=True, policy={"hidden_size": 8})
+
+
+# A run that cannot begin leaves nothing that stands in the way of the next try.
+
+
+def no_mirror(*args: Any) -> None:
+    raise mirrors.MirrorError("TensorBoard is not there")
+
+
+@pytest.mark.parametrize("fault", ["device", "init", "data", "mirror"])
+def test_a_run_that_cannot_begin_leaves_no_run_behind(tmp_path, tiny_task, monkeypatch, fault):
+    def no_data(*args: Any) -> None:
+        raise FileNotFoundError("no data")
+
+    settings: dict[str, Any] = {"updates": 1}
+    options: dict[str, Any] = {}
+    if fault == "device":
+        settings["device"] = "cuda" if not torch.cuda.is_available() else "mps"
+    elif fault == "init":
+        options["init"] = tmp_path / "foreign.safetensors"
+        save_bundle(options["init"], {"a": 1})
+    elif fault == "data":
+        monkeypatch.setattr(build, "group_task", no_data)
+    else:
+        settings["tensorboard"] = True
+        monkeypatch.setattr(build, "tensorboard_mirror", no_mirror)
+    directory = RunDirectory(tmp_path / "run")
+    with directory.lock(), pytest.raises((ValueError, OSError)):
+        build_run(tiny.make_config(**settings), directory, quiet=True, **options)
+    assert not directory.config.exists()
+    monkeypatch.undo()
+
+
+def test_too_little_space_is_told_before_the_run_begins(tmp_path, tiny_task, monkeypatch):
+    monkeypatch.setattr(build, "FREE_BYTES", 2**62)
+    directory = RunDirectory(tmp_path)
+    with directory.lock(), pytest.raises(OSError, match=r"MB left, a run needs .*: free some space"):
+        build_run(tiny.make_config(), directory, quiet=True)
+    assert not directory.config.exists()
+
+
+# Starting from a saved controller.
+
+
+def test_init_takes_over_what_was_learned_and_nothing_of_how(tmp_path, tiny_task):
+    _, first = tiny.play_run(tmp_path / "first", updates=1, ppo={"learning_rate": 0.01})
+    config = tiny.make_config(rng_seed=5, ppo={"learning_rate": 0.002})
+    agent = make_agent(config)
+    start_from(agent, tmp_path / "first/controller.safetensors")
+    assert tiny.same(dict(agent.plain.state_dict()), dict(first.agent.plain.state_dict()))
+    assert tiny.same(agent.value_scale.state_dict(), first.agent.value_scale.state_dict())
+    assert tiny.same(agent.return_scale.state_dict(), first.agent.return_scale.state_dict())
+    assert (agent.learning_rate, agent.rng_seed, agent.update_count) == (0.002, 5, 0)
+    assert not agent.optimizer.state
+
+
+@pytest.mark.slow
+def test_init_is_for_the_beginning_only(tmp_path, tiny_task):
+    tiny.play_run(tmp_path / "run", updates=1)
+    config, directory = tiny.make_config(updates=1), RunDirectory(tmp_path / "run")
+    with directory.lock():
+        run = build_run(config, directory, resume=True, init=tmp_path / "nowhere", quiet=True, say=lambda text: None)
+    run.recorder.close()
+    assert run.update == 1
+
+
+def test_init_refuses_what_is_no_agent_of_this_shape(tmp_path, tiny_task):
+    save_bundle(tmp_path / "foreign", {"format": "something"})
+    with pytest.raises(BundleError, match="not a saved agent: its format is 'something'"):
+        start_from(make_agent(tiny.make_config()), tmp_path / "foreign")
+    make_agent(tiny.make_config(policy={"hidden_size": 8})).save(tmp_path / "small")
+    with pytest.raises(BundleError, match=r"'hidden_size': 8.*'hidden_size': 16"):
+        start_from(make_agent(tiny.make_config()), tmp_path / "small")
+
+
+# Recording.
+
+
+def test_recorded_episodes_are_those_that_were_learned_from(tmp_path, tiny_task):
+    seen = []
+
+    def listen(run: Run) -> None:
+        learn = run.agent.update
+        run.agent.update = lambda rollout: seen.append(rollout) or learn(rollout)
+
+    tiny.play_run(tmp_path, listen, num_groups=2, record=True)
+    files = sorted(path.name for path in (tmp_path / "episodes").iterdir())
+    assert files == ["update_000000.safetensors", "update_000001.safetensors"]
+    loaded = load_episodes(tmp_path, state_size=32)
+    assert len(loaded) == 2 * 2
+    for update, rollout in enumerate(seen):
+        for group, part in enumerate(loaded[2 * update : 2 * update + 2]):
+            own = rollout.environments(torch.arange(2 * group, 2 * group + 2))
+            for name in ("mask", "action", "reward", "terminated", "truncated", "first", "valid", "state"):
+                assert tiny.same(getattr(part, name), getattr(own, name)), name
+            for name, values in own.observation.items():
+                torch.testing.assert_close(part.observation[name], values, rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(part.contribution, own.contribution, rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+# Stopping.
+
+
+def stop_in(name: str, number: int = 1, signal_number: int = signal.SIGTERM) -> Callable[[Run], None]:
+    """Send this process a signal when a method of the run is called for the second update."""
+
+    def plant(run: Run) -> None:
+        owner: Any = run.agent if name == "update" else run
+        method = getattr(owner, name)
+
+        def struck(*args: Any) -> Any:
+            if run.update == number:
+                os.kill(os.getpid(), signal_number)
+            return method(*args)
+
+        setattr(owner, name, struck)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("phase", "done", "signal_number", "code"),
+    [
+        ("collect", 1, signal.SIGTERM, 143),
+        ("collect", 1, signal.SIGINT, 130),
+        pytest.param("assemble", 1, signal.SIGTERM, 143, marks=pytest.mark.slow),
+        ("update", 1, signal.SIGTERM, 143),
+        ("tell", 2, signal.SIGTERM, 143),  # these two finish what they began
+        ("keep", 2, signal.SIGINT, 130),
+        pytest.param("show", 2, signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_whole_update(
+    tmp_path, tiny_task, phase, done, signal_number, code
+):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    # `keep` and `show` are called when the update is counted already.
+    number = 2 if phase in ("keep", "show") else 1
+    plant = stop_in(phase, number, signal_number)
+    got, _ = tiny.play_run(tmp_path, plant, updates=3, checkpoint_every=10)
+    assert got == code
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"update_{done:06d}"]
+    (finished,) = tiny.told(tmp_path, RunFinished)
+    name = signal.Signals(signal_number).name
+    assert (finished.status, finished.exit_code, finished.update, finished.reason) == ("stopped", code, done, name)
+    assert not (tmp_path / "controller.safetensors").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path, tiny_task):
+    settings = {"updates": 3, "checkpoint_every": 10}
+    tiny.play_run(tmp_path / "whole", **settings)
+    assert tiny.play_run(tmp_path / "stopped", stop_in("update"), **settings)[0] == 143
+    assert tiny.play_run(tmp_path / "stopped", resume=True, **settings)[0] == 0
+    assert tiny.same(tiny.kept(tmp_path / "whole"), tiny.kept(tmp_path / "stopped"))
+    assert (tmp_path / "whole/events.jsonl").read_bytes() == (tmp_path / "stopped/events.jsonl").read_bytes()
+
+
+def test_a_run_that_is_stopped_before_its_first_update_can_be_resumed(tmp_path, tiny_task):
+    assert tiny.play_run(tmp_path, stop_in("collect", number=0))[0] == 143
+    assert tiny.kept(tmp_path)["update"] == 0
+    assert tiny.play_run(tmp_path, resume=True, updates=1)[1].update == 1
+
+
+def test_divergence_ends_with_3_and_the_last_good_weights_on_disk(tmp_path, tiny_task):
+    def plant(run: Run) -> None:
+        before_update(run, 1, lambda: growth_network(run).op.bias.data.fill_(float("nan")))
+
+    settings = {"updates": 3, "checkpoint_every": 10, "ppo": {"max_skipped_steps": 2}}
+    code, _ = tiny.play_run(tmp_path, plant, **settings)
+    assert code == 3
+    (finished,) = tiny.told(tmp_path, RunFinished)
+    assert (finished.status, finished.update, finished.exit_code) == ("diverged", 1, 3)
+    assert "2 gradient steps in a row were not finite: lower the learning rate" in finished.reason
+    state = tiny.kept(tmp_path)
+    assert state["update"] == 1
+    assert all(value.isfinite().all() for value in state["agent"]["network"].values())
+
+
+def test_other_errors_are_not_hidden_and_let_go_of_everything(tmp_path, tiny_task):
+    def plant(run: Run) -> None:
+        def fail(rollout: Any) -> Any:
+            raise ZeroDivisionError("a bug")
+
+        run.agent.update = fail
+
+    with pytest.raises(ZeroDivisionError):
+        tiny.play_run(tmp_path, plant)
+    with RunDirectory(tmp_path).lock():  # nobody holds it
+        pass
+    assert not issubclass(DivergedError, ZeroDivisionError)
+    assert tiny.told(tmp_path, RunFinished) == []
+
+
+# Workers.
+
+
+def test_a_worker_that_died_is_told_once(tmp_path, tiny_task):
+    def plant(run: Run) -> None:
+        before_update(run, 1, lambda: run.pool.faults.append(Fault(pid=321, exit_code=-9, job=1)))
+
+    tiny.play_run(tmp_path, plant, updates=3)
+    (fault,) = tiny.told(tmp_path, WorkerFault)
+    assert (fault.update, fault.worker, fault.group, fault.error) == (1, 321, 1, "exit code -9")
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(tmp_path):
+    runs = {workers: tmp_path / str(workers) for workers in (0, 2)}
+    for workers, path in runs.items():
+        assert tiny.play_run(path, workers=workers, num_groups=3)[0] == 0
+    assert (runs[0] / "events.jsonl").read_bytes() == (runs[2] / "events.jsonl").read_bytes()
+    assert tiny.same(tiny.kept(runs[0]), tiny.kept(runs[2]))
+
+
+# Mirrors, in a run.
+
+
+class Writer:
+    """Stands in for TensorBoard's; keeps what it is told, until it breaks."""
+
+    broken = False
+
+    def __init__(self, directory: str, purge_step: int) -> None:
+        self.directory, self.purge_step, self.scalars = directory, purge_step, []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        if self.broken:
+            raise OSError("no space")
+        self.scalars.append((name, value, step))
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.fixture
+def writers(monkeypatch) -> list[Writer]:
+    made: list[Writer] = []
+
+    class Module:
+        @staticmethod
+        def SummaryWriter(directory: str, purge_step: int) -> Writer:
+            made.append(Writer(directory, purge_step))
+            return made[-1]
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Module)
+    return made
+
+
+def test_a_mirror_shows_every_figure_and_goes_on_where_a_resumed_run_does(tmp_path, tiny_task, writers):
+    tiny.play_run(tmp_path, updates=1, tensorboard=True)
+    tiny.play_run(tmp_path, updates=2, tensorboard=True, resume=True)
+    assert [(Path(w.directory), w.purge_step) for w in writers] == [(tmp_path / "tensorboard", n) for n in (0, 1)]
+    for writer, update in zip(writers, tiny.told(tmp_path, Update), strict=True):
+        assert sorted(writer.scalars) == [(name, value, update.update) for name, value in update.metrics.items()]
+
+
+def test_a_mirror_that_fails_does_not_end_the_run(tmp_path, tiny_task, writers, monkeypatch):
+    monkeypatch.setattr(Writer, "broken", True)
+    with pytest.warns(UserWarning, match=r"TensorBoard failed \(no space\) and is left out") as warned:
+        assert tiny.play_run(tmp_path, tensorboard=True)[0] == 0
+    assert len(warned) == 1
+    assert len(tiny.told(tmp_path, Update)) == 2
