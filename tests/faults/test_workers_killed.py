@@ -1,0 +1,46 @@
+"""Workers that die change nothing but the record of what happened."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from trials import PATIENCE, Trial, assert_same, command, events, session_of, workers_of
+
+
+def test_workers_change_nothing(trial, unharmed):
+    process = command(trial, workers=2)
+    assert process.wait(PATIENCE) == 0, trial.told
+    assert_same(trial, unharmed)
+    assert not events(trial, "worker_fault")
+
+
+@pytest.mark.parametrize("chain", range(2))
+def test_a_worker_killed_mid_rollout_changes_nothing(chain, trial: Trial, unharmed):
+    """A worker that is busy or just starting dies every now and then, until the run is done."""
+    rng, process, killed = random.Random(chain), command(trial, workers=2), []
+    while process.poll() is None and len(killed) < 4:
+        alive = [pid for pid in workers_of(process.pid) if pid not in killed and busy(pid)]
+        if alive and trial.starts:
+            killed.append(rng.choice(alive))
+            time.sleep(rng.uniform(0, 0.3))
+            os.kill(killed[-1], signal.SIGKILL)
+        time.sleep(rng.uniform(0, 0.5))
+    assert process.wait(PATIENCE) == 0, trial.told
+    assert len(killed) >= 2
+    faults = events(trial, "worker_fault")
+    assert {fault["worker"] for fault in faults} == set(killed)
+    assert all(fault["error"] == "exit code -9" for fault in faults)
+    assert any(fault["group"] >= 0 for fault in faults)
+    assert_same(trial, unharmed)
+    assert not session_of(process.pid)
+
+
+def busy(pid: int) -> bool:
+    """Whether a process is running rather than waiting for work."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False
