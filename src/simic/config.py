@@ -45,6 +45,8 @@ class RunConfig:
     """Groups of hosts in a rollout; each has a task of its own."""
     group_size: int = 16
     """Hosts of a group, trained as one tensor program."""
+    twins: bool = True
+    """Whether each host has a twin that never grows, and what counts is what the host gains over it."""
     num_tasks: int = 0
     """Tasks that groups take turns at; 0 draws a new one for every group."""
     workers: int = 2
@@ -65,6 +67,8 @@ class RunConfig:
     """Updates between checkpoints."""
     keep: int = 3
     """Checkpoints that are kept, besides the best."""
+    compare: int = 0
+    """Fresh hosts of each of four tasks on which the controller meets wait, random and heuristic in the end."""
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -77,7 +81,7 @@ class RunConfig:
         for name in ("updates", "num_groups", "group_size", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("workers", "rng_seed", "num_tasks"):
+        for name in ("workers", "rng_seed", "num_tasks", "compare"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         self.reward.check_gamma(self.ppo.gamma)
@@ -90,23 +94,34 @@ class RunConfig:
         return self.num_groups * self.group_size
 
 
-_LEARNING = PPOConfig(
-    gamma=1.0,
-    learning_rate=5e-4,
-    ppo_epochs=4,
-    num_minibatches=4,
-    entropy_coefficient=0.02,
-    target_kl=0.03,
-)
+def _learning(updates: int) -> PPOConfig:
+    """PPO for a run of so many updates: steps and exploration shrink towards its end."""
+    return PPOConfig(
+        gamma=1.0,
+        learning_rate=1e-3,
+        learning_rate_schedule="linear",
+        ppo_epochs=6,
+        num_minibatches=4,
+        entropy_coefficient=0.02,
+        final_entropy_coefficient=0.005,
+        anneal_updates=updates,
+        target_kl=0.05,
+    )
+
+
 _REWARD = RewardConfig(gamma=1.0)
 PRESETS: dict[str, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
-        RunConfig(updates=30, num_groups=4, group_size=16, num_tasks=8, ppo=_LEARNING, reward=_REWARD),
+        RunConfig(updates=20, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_learning(20), reward=_REWARD),
     ),
     "standard": (
         "About 45 minutes on 2 CPU cores.",
-        RunConfig(updates=300, num_groups=4, group_size=32, ppo=_LEARNING, reward=_REWARD),
+        RunConfig(updates=300, num_groups=4, group_size=32, compare=16, ppo=_learning(300), reward=_REWARD),
+    ),
+    "pretrained": (
+        "What the controller that ships with simic was trained with; about 15 minutes on 2 CPU cores.",
+        RunConfig(updates=100, num_groups=4, group_size=32, ppo=_learning(100), reward=_REWARD),
     ),
     "research": (
         "Hours on a GPU.",
@@ -116,7 +131,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
             group_size=64,
             device="cuda",
             compile=True,
-            ppo=_LEARNING,
+            ppo=_learning(2000),
             reward=_REWARD,
             policy=PolicyConfig(hidden_size=256, encoding_size=128),
         ),
@@ -124,7 +139,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
 }
 DEFAULT_PRESET = "quick"
 
-RESUMABLE = ("updates", "workers", "checkpoint_every", "keep")
+RESUMABLE = ("updates", "workers", "checkpoint_every", "keep", "compare")
 """Settings that may differ when a run is resumed: the results do not depend on them, but for where it ends."""
 
 

@@ -332,12 +332,13 @@ def bytes_alive() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def test_memory_is_flat_over_a_thousand_episodes():
+@pytest.mark.parametrize("episodes", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_memory_is_flat_over_many_episodes(episodes):
     hosts, everyone = new_hosts(), np.ones(4, dtype=bool)
     snapshot, rng = Snapshot(hosts), np.random.default_rng(0)
     start, addresses = bytes_alive(), [tensor.data_ptr() for tensor in snapshot._hosts]
     most = []
-    for episode in range(0, 1000, 4):
+    for episode in range(0, episodes, 4):
         germinate(
             hosts, SLOTS[episode // 4 % 2], rng.choice(hosts.blueprint_names), ("linear-add", "gated")[episode // 8 % 2]
         )
@@ -345,7 +346,7 @@ def test_memory_is_flat_over_a_thousand_episodes():
         fossilize(hosts, episode // 4 % 2)
         snapshot.save(hosts, rng.random(4) < 0.5)
         snapshot.restore(hosts, rng.random(4) < 0.5)
-        if episode % 100 == 0:
+        if episode % (episodes // 10) == 0:
             most.append(bytes_alive())
         hosts.reset(np.arange(4), rng.integers(0, 1000, 4))
         snapshot.save(hosts, everyone)

@@ -26,8 +26,8 @@ from trials import (
 )
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
-STEPS, DECISIONS = 4, 6
-"""Gradient steps, and host epochs of all groups, of an update."""
+STEPS, DECISIONS = 4, 12
+"""Gradient steps, and host epochs of all groups and their twins, of an update."""
 
 
 def assert_stopped(trial: Trial, number: int, update: int, unharmed: Trial) -> None:

@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "workers": 0,
     "keep": 100,
     "record": True,
+    "compare": 0,
     "episode": {"horizon": 3},
     "policy": {"hidden_size": 16, "encoding_size": 16},
     "ppo": {"ppo_epochs": 2, "num_minibatches": 2, "target_kl": None},

@@ -1,6 +1,7 @@
 """Hosts that are stacked live exactly as hosts alone: one model after the other against all at once, in float64."""
 
 from collections import OrderedDict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -111,9 +112,15 @@ def facts_of(hosts: StackedHosts) -> Facts:
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("incubation", ["direct", "shadow", "straight_through"])
-@pytest.mark.parametrize("kind", HOSTS)
+LIVES = list(product(HOSTS, ("direct", "shadow", "straight_through"), ("adamw", "sgd")))
+FAST = {("convolutional", "direct", "adamw"), ("dense", "shadow", "sgd"), ("dense", "straight_through", "adamw")}
+assert set(LIVES) > FAST
+
+
+@pytest.mark.parametrize(
+    ("kind", "incubation", "optimizer"),
+    [life if life in FAST else pytest.param(*life, marks=pytest.mark.slow) for life in LIVES],
+)
 def test_a_long_random_life_is_the_same_alone_and_stacked(kind, incubation, optimizer):
     make_host, shape = HOSTS[kind]
     lifecycle = LifecycleConfig(incubation=incubation, min_training_decisions=1, embargo_decisions=0)

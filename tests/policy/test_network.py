@@ -12,7 +12,7 @@ from simic.actions import HEADS, HEADS_THAT_MATTER, Op
 from simic.policy.config import PolicyConfig
 from simic.policy.network import (
     GROWTH_TREE,
-    RELUCTANCE,
+    INCLINATION,
     FactoredRecurrentActorCritic,
     RecurrentActorCritic,
     check_heads,
@@ -160,10 +160,10 @@ def test_every_head_is_conditioned_on_the_op():
 
 
 def test_the_network_is_nearly_uniform_at_birth():
-    """Whatever it sees, no choice starts far from its fair share, but for operations it is reluctant to take."""
+    """Whatever it sees, no choice starts far from its fair share, but for operations, of which it likes some."""
     network = FactoredRecurrentActorCritic(BASE, SLOT, BLUEPRINT)
     logits = network(make_observation(4, 4), network.initial_state(4)).logits.detach().clone()
-    logits[:, :, 0] -= torch.tensor([RELUCTANCE.get(op, 0.0) for op in Op])
+    logits[:, :, 0] -= torch.tensor([INCLINATION.get(op, 0.0) for op in Op])
     assert 0 < logits.abs().max() < 0.15
     plain = RecurrentActorCritic(BASE, [3, 2])
     assert plain(make_observation(4, 4), plain.initial_state(4)).logits.abs().max() < 0.15
@@ -177,7 +177,7 @@ def test_orthogonal_weights_and_zero_biases():
         weight = layer.weight.detach()
         small = weight if weight.shape[0] <= weight.shape[1] else weight.T
         assert torch.allclose(small @ small.T, gain**2 * torch.eye(len(small)), atol=1e-5), name
-        expected = [RELUCTANCE.get(op, 0.0) for op in Op] if name == "op" else [0.0] * len(layer.bias)
+        expected = [INCLINATION.get(op, 0.0) for op in Op] if name == "op" else [0.0] * len(layer.bias)
         assert layer.bias.tolist() == expected, name
 
 

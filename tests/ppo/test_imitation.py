@@ -9,7 +9,7 @@ import torch
 
 from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER, Op
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
-from simic.ppo.agent import PPOAgent
+from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.ppo.imitation import ImitationConfig, follows, imitate, monte_carlo
 from simic.ppo.rollout import Rollout
@@ -123,7 +123,7 @@ def test_returns_by_hand():
 def test_losses_of_a_uniform_policy_by_hand():
     """Each head's loss is the log of its number of legal choices, and forced decisions do not thin it out."""
     agent, data = growth_agent(), growth(np.random.default_rng(0), 40)
-    assert not data.decides.all()
+    assert (data.mask[:, :, 0].sum(-1) == 1).any()
     for parameters in agent.plain.head_parameters().values():
         for parameter in parameters:
             torch.nn.init.zeros_(parameter)
@@ -140,10 +140,42 @@ def test_accuracy_by_hand():
     for layer, choice in ((agent.plain.op, Op.PRUNE), (agent.plain.plain["tempo"], 2)):
         torch.nn.init.constant_(layer.bias[choice], 100.0)
     metrics = imitate(agent, [data], ImitationConfig(passes=1, held_out=0.0, learning_rate=1e-12))
-    op, tempo = data.action[..., 0][data.decides], data.action[..., HEADS.index("tempo")]
+    free = data.mask[:, :, 0].sum(-1) > 1
+    op, tempo = data.action[..., 0][free], data.action[..., HEADS.index("tempo")]
     accuracy = metrics.training[0].head_accuracy
     assert accuracy["op"] == pytest.approx((op == Op.PRUNE).float().mean().item())
     assert accuracy["tempo"] == pytest.approx((tempo[data.action[..., 0] == Op.GERMINATE] == 2).float().mean().item())
+
+
+def test_a_decision_whose_first_head_has_one_choice_is_free_if_another_has_more():
+    """Heads of 2 and 3 choices that do not depend on each other; only the second ever has a choice."""
+    torch.manual_seed(0)
+    agent = PPOAgent(RecurrentActorCritic(3, [2, 3], SMALL))
+    mask = torch.tensor([[True, False, False], [True, True, True]]).expand(4, 8, 2, 3).clone()
+    mask[1, 0, 1] = torch.tensor([False, False, True])  # one decision is forced
+    action = torch.tensor([0, 2]).expand(4, 8, 2).clone()
+    data = record({"base": torch.randn(4, 8, 3)}, action, mask)
+    for actor in agent.plain.actors:
+        torch.nn.init.zeros_(actor.weight)
+    metrics = imitate(agent, [data], ImitationConfig(passes=30, held_out=0.0, learning_rate=0.1))
+    first, last = metrics.training[0].head_loss, metrics.training[-1].head_loss
+    assert first["action_1"] == pytest.approx(math.log(3), rel=0.05)
+    assert last["action_1"] < 0.1 * first["action_1"]
+    assert first["action_0"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("passes", "held_out", "what"),
+    [
+        (2, 0.0, "the gradient's norm is nan"),
+        (1, 0.0, "the norm of the weights is inf"),  # no gradient follows that could tell
+        (1, 0.25, "the loss is nan"),
+    ],
+)
+def test_learning_that_is_not_finite_ends_as_diverged(passes, held_out, what):
+    config = ImitationConfig(passes=passes, held_out=held_out, learning_rate=1e30)
+    with pytest.raises(DivergedError, match=f"{what}: look for rewards and observations in the recorded episodes"):
+        imitate(growth_agent(), [growth(np.random.default_rng(0), 8)], config)
 
 
 def test_a_head_that_nobody_used_stays_as_it_was():

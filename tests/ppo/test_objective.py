@@ -14,10 +14,12 @@ from torch import nn
 from simic.actions import HEADS, HEADS_THAT_MATTER, Op
 from simic.policy.network import Output
 from simic.policy.tree import TreeDistribution
+from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.ppo.metrics import collect_metrics
 from simic.ppo.objective import Batch, mean_weights, ppo_terms, ratio_figures
 from simic.ppo.rollout import join
+from simic.telemetry.anomalies import Thresholds
 
 UNITS = (torch.tensor(0.0), torch.tensor(1.0))
 AGENTS = {"factored": growth_agent, "flat": flat_agent}
@@ -30,7 +32,7 @@ def played(kind="factored", steps=40, envs=6, **config):
     agent.learn_scales(play(agent, 5, 3, seed=9)[0])
     rollout, acted = play(agent, steps, envs)
     batch, figures = agent._anchor(agent.learn_scales(rollout))
-    return agent, batch, agent._entropy_weights(batch, figures["head_entropy"]), acted
+    return agent, batch, agent._entropy_weights(figures["head_entropy"]), acted
 
 
 @pytest.fixture(scope="module", params=list(AGENTS))
@@ -95,7 +97,7 @@ def test_every_ratio_is_1_before_the_first_step(scene):
     """Whole, and in the minibatches of several environments that the first steps see."""
     agent, batch, _, _ = scene
     for part in (batch, *agent._minibatches(batch, 0)):
-        figures = ratio_figures(agent.network, part)
+        figures = ratio_figures(agent.network, part, agent.thresholds)
         assert abs(figures["ratio_max"].item() - 1) < 1e-5
         assert abs(figures["ratio_min"].item() - 1) < 1e-5
         terms = ppo_terms(agent.network, part, mean_weights(part), torch.zeros(1), UNITS, agent.config)
@@ -343,7 +345,7 @@ def test_blueprint_weights_learn_from_germination_only():
     for keep in (0, 1):
         batch, figures = agent._anchor(without(rollout, Op.GERMINATE, keep=keep))
         agent.plain.zero_grad(set_to_none=True)
-        agent._backward(batch, agent._entropy_weights(batch, figures["head_entropy"]))
+        agent._backward(batch, agent._entropy_weights(figures["head_entropy"]))
         own = agent.plain.head_parameters()["blueprint"]
         assert all((p.grad is not None and bool(p.grad.any())) == bool(keep) for p in own if p.grad is not None)
         assert any(p.grad is not None for p in own)
@@ -360,7 +362,7 @@ def test_a_single_operation_moves_the_heads_of_the_one_table(op, surrogate):
     assert (rollout.action[..., 0] == op).any()
     batch, figures = agent._anchor(rollout)
     agent.config = replace(agent.config, surrogate=surrogate)
-    agent._backward(batch, agent._entropy_weights(batch, figures["head_entropy"]))
+    agent._backward(batch, agent._entropy_weights(figures["head_entropy"]))
     moved = {
         head
         for head, own in agent.plain.head_parameters().items()
@@ -431,7 +433,8 @@ def test_entropy_is_a_mean_over_decisions_that_left_a_choice():
 def alarms_of(agent, batch):
     heads = agent.plain.tree.heads
     known = dict.fromkeys(("update_count", "gradient_steps", "skipped_steps", "stopped_early"), 0)
-    return collect_metrics(ratio_figures(agent.network, batch), heads, batch.rollout.shape[1], **known)
+    figures = ratio_figures(agent.network, batch, agent.thresholds)
+    return collect_metrics(figures, heads, batch.rollout.shape[1], agent.thresholds, **known)
 
 
 def test_an_alarm_names_the_head_and_the_decision(scene):
@@ -460,6 +463,34 @@ def test_the_list_of_alarms_is_bounded_and_the_worst_come_first(scene):
     alarms = alarms_of(agent, replace(batch, log_prob=log_prob)).ratio_alarms
     assert [(alarm.step, alarm.env) for alarm in alarms] == [tuple(place) for place in reversed(places[-5:])]
     assert {alarm.head for alarm in alarms} == {agent.plain.tree.heads[0]}
+
+
+def test_what_collapsed_is_told_beside_what_exploded(scene):
+    """However far many decisions rose, the few that fell are named with their head."""
+    agent, batch, _, _ = scene
+    log_prob, head = batch.log_prob.clone(), len(agent.plain.tree.heads) - 1
+    fallen = batch.matters[..., head].nonzero()[0].tolist()
+    risen = [place for place in batch.free.nonzero().tolist() if place != fallen][:7]
+    for step, env in risen:
+        log_prob[step, env, 0] -= 9.0
+    log_prob[(*fallen, head)] += 3.0
+    metrics = alarms_of(agent, replace(batch, log_prob=log_prob))
+    heads = agent.plain.tree.heads
+    assert [alarm.head for alarm in metrics.ratio_alarms] == [heads[0]] * 5 + [heads[head]]
+    free = int(batch.free.sum())
+    assert (metrics.ratio_exploded, metrics.ratio_collapsed) == pytest.approx((7 / free, 1 / free))
+
+
+def test_the_agent_goes_by_the_thresholds_it_is_given(scene):
+    agent, batch, _, _ = scene
+    step, env = batch.free.nonzero()[0].tolist()
+    log_prob = batch.log_prob.clone()
+    log_prob[step, env, 0] -= math.log(3)
+    far = replace(batch, log_prob=log_prob)
+    assert alarms_of(agent, far).ratio_alarms == ()
+    strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_high=2.9))
+    (alarm,) = alarms_of(strict, far).ratio_alarms
+    assert (alarm.step, alarm.env) == (step, env)
 
 
 def test_no_alarm_within_the_bounds_and_none_of_a_forced_decision(scene):

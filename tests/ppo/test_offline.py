@@ -9,7 +9,7 @@ import torch
 
 from simic.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
-from simic.ppo.agent import PPOAgent
+from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.ppo.imitation import ImitationConfig, imitate, study
 from simic.ppo.offline import (
@@ -179,7 +179,8 @@ def coin(num_envs=16, steps=4) -> Rollout:
 
 
 @pytest.mark.parametrize(
-    ("inverse_temperature", "limit", "odds"), [(0.5, 100.0, math.e), (1.0, 0.5, 0.5 / math.exp(-1.8))]
+    ("inverse_temperature", "limit", "odds"),
+    [(0.5, 100.0, math.e), pytest.param(1.0, 0.5, 0.5 / math.exp(-1.8), marks=pytest.mark.slow)],
 )
 def test_a_coin_by_hand(inverse_temperature, limit, odds):
     """Pay is told as -1 or 1, whose 0.9 expectile is 0.8: 0.9 (1 - v) = 0.1 (v + 1). Advantages are -1.8 and 0.2.
@@ -438,3 +439,9 @@ def test_decisions_without_an_outcome_are_refused():
 def test_settings_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
         IQLConfig(**{name: value})
+
+
+@pytest.mark.parametrize(("steps", "what"), [(2, "the gradient's norm is inf"), (1, "the norm of the weights is inf")])
+def test_learning_that_is_not_finite_ends_as_diverged(steps, what):
+    with pytest.raises(DivergedError, match=f"{what}: look for rewards and observations in the recorded episodes"):
+        learn_offline(plain_agent(size=1), [three_decisions()], IQLConfig(steps=steps, learning_rate=1e30))

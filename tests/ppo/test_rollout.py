@@ -102,17 +102,6 @@ def test_actions_and_states_of_another_size_name_both(agent, rollout):
         replace(rollout, state=rollout.state[:, :-1]).check(agent.plain)
 
 
-def test_forced_decisions_are_those_with_one_op(rollout):
-    mask = rollout.mask.clone()
-    mask[2, 0, 0], mask[2, 0, 0, 0] = False, True
-    valid = rollout.valid.clone()
-    valid[3, 1] = False
-    decides = replace(rollout, mask=mask, valid=valid).decides
-    assert not decides[2, 0]
-    assert not decides[3, 1]
-    assert (decides == (valid & (mask[:, :, 0].sum(-1) > 1))).all()
-
-
 def test_environments_are_taken_whole(rollout):
     part = rollout.environments(torch.tensor([2, 0]))
     assert (part.reward == rollout.reward[:, [2, 0]]).all()

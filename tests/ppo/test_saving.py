@@ -55,7 +55,8 @@ def assert_equal_states(one, other):
     assert not different
 
 
-@pytest.mark.parametrize("make", [growth_agent, pytest.param(flat_agent, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [flat_agent, growth_agent])
 def test_resume_in_a_fresh_process_is_exact(make, tmp_path):
     """2 + 2 updates with a file and a process between them, against 4: every tensor, and every action after them."""
     whole = make(rng_seed=5, **SETTINGS)

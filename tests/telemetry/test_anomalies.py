@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from simic.actions import HEADS
-from simic.telemetry.anomalies import NAMES, AnomalyDetector, Thresholds
+from simic.telemetry.anomalies import MUST_BE_FINITE, NAMES, AnomalyDetector, Thresholds
 
 HEALTHY: dict[str, float] = {
-    "ratio_max": 1.4,
-    "ratio_min": 0.7,
-    "kl": 0.01,
+    "ratio_exploded": 0.0007,  # a single decision of 1500
+    "ratio_collapsed": 0.0,
+    "kl_after": 0.01,
+    "entropy": 3.0,
+    "value_mean": -0.2,
+    "return_mean": 0.3,
     "explained_variance": 0.5,
     "gradient_norm": 1.0,
     "policy_loss": -0.01,
@@ -48,18 +51,22 @@ def seen(detector: AnomalyDetector, places: dict[str, str] | None = None, **chan
 @pytest.mark.parametrize(
     ("name", "figure", "fine", "too_far", "threshold"),
     [
-        ("ratio_explosion", "ratio_max", 5.0, 5.01, 5.0),
-        ("ratio_collapse", "ratio_min", 0.1, 0.099, 0.1),
-        ("kl_spike", "kl", 0.08, 0.081, 0.08),  # four times the target
+        ("ratio_explosion", "ratio_exploded", 0.01, 0.011, 0.01),
+        ("ratio_collapse", "ratio_collapsed", 0.01, 0.011, 0.01),
+        ("kl_spike", "kl_after", 0.08, 0.081, 0.08),  # four times the target
         ("value_collapse", "explained_variance", -1.0, -1.01, -1.0),
         ("entropy_collapse", "head_entropy/tempo", 0.01, 0.0099, 0.01),
+        ("entropy_collapse", "head_entropy/op", 0.01, 0.0, 0.01),
         ("skipped_step", "skipped_steps", 0, 1, 0.0),
         ("state_not_finite", "state_finite", 1.0, 0.999, 1.0),
         ("state_dead", "state_rms", 1e-6, 0.0, 0.0),
         ("state_explosion", "state_rms", 10.0, 10.1, 10.0),
         ("host_gradient", "host_gradient_max", 1e4, 1.01e4, 1e4),
         ("seed_gradient", "seed_gradient_max", 1e4, math.inf, 1e4),
-        ("not_finite", "value_loss", 1e9, math.nan, 0.0),
+        ("not_finite", "entropy", 1e9, math.nan, math.inf),
+        ("not_finite", "value_mean", -1e9, math.nan, math.inf),
+        ("not_finite", "return_mean", 1e9, -math.inf, math.inf),
+        ("not_finite", "kl_after", 0.0, math.nan, math.inf),
         ("gradient_drift", "head_gradient_norm/op", 2.0, 2.01, 2.0),  # twenty times the usual
     ],
 )
@@ -76,10 +83,6 @@ def test_gradients_are_judged_by_what_they_are_clipped_to():
     detector = experienced(drift_factor=math.inf)
     assert seen(detector, gradient_norm=50.0) == []
     assert seen(detector, gradient_norm=50.1) == [("gradient_explosion", "gradient_norm")]
-    assert seen(detector, gradient_norm=math.inf) == [
-        ("gradient_explosion", "gradient_norm"),
-        ("not_finite", "gradient_norm"),
-    ]
 
 
 def test_every_name_has_a_case_above():
@@ -87,7 +90,8 @@ def test_every_name_has_a_case_above():
 
 
 def test_the_head_that_moved_most_is_the_place_of_a_ratio():
-    found = seen(make_detector(), {"ratio_max": "slot", "ratio_min": "tempo"}, ratio_max=9.0, ratio_min=0.01)
+    places = {"ratio_exploded": "slot", "ratio_collapsed": "tempo"}
+    found = seen(make_detector(), places, ratio_exploded=0.2, ratio_collapsed=0.3)
     assert found == [("ratio_explosion", "slot"), ("ratio_collapse", "tempo")]
 
 
@@ -98,25 +102,25 @@ def test_every_head_is_watched():
 
 
 def test_what_was_not_measured_is_no_anomaly():
-    nothing = dict.fromkeys(HEALTHY, math.nan) | {"steps_taken": 0.0}
+    nothing = dict.fromkeys(HEALTHY.keys() - MUST_BE_FINITE, math.nan)
     assert experienced().look(9, nothing) == []
     assert experienced().look(9, {}) == []
 
 
 def test_a_head_without_a_choice_has_not_collapsed():
-    assert seen(experienced(), head_entropy__slot=0.0) == []
+    assert seen(experienced(), head_entropy__slot=math.nan) == []
 
 
 def test_without_a_target_no_divergence_is_too_large():
     detector = AnomalyDetector(target_kl=None, max_gradient_norm=0.5)
-    assert detector.look(0, HEALTHY | {"kl": 1e9}) == []
+    assert detector.look(0, HEALTHY | {"kl_after": 1e9}) == []
 
 
 def test_some_figures_need_experience():
     early, late = make_detector(warm_up=2), experienced(warm_up=2)
     bad = {"explained_variance": -9.0, "head_entropy__op": 0.001, "gradient_norm": 40.0}
     assert seen(early, **bad) == []
-    assert seen(early, kl=1.0) == [("kl_spike", "kl")]
+    assert seen(early, kl_after=1.0) == [("kl_spike", "kl_after")]
     assert [name for name, _ in seen(late, **bad)] == ["value_collapse", "entropy_collapse", "gradient_drift"]
 
 
@@ -124,7 +128,7 @@ def test_the_usual_norm_is_a_running_mean_of_those_that_say_something():
     detector = make_detector(warm_up=0, drift_factor=2.0, decay=0.75)
     told = [seen(detector, gradient_norm=norm) for norm in (4.0, 8.0, 0.0, math.nan, 10.1, 1.0)]
     # 4; 4 + (8 - 4) / 4 = 5; nothing; nothing; 10.1 is more than twice 5, which becomes 6.275.
-    assert told == [[], [], [], [("not_finite", "gradient_norm")], [("gradient_drift", "gradient_norm")], []]
+    assert told == [[], [], [], [], [("gradient_drift", "gradient_norm")], []]
     assert detector.state_dict()["running"]["gradient_norm"] == pytest.approx(6.275 + (1.0 - 6.275) / 4)
 
 
@@ -145,3 +149,22 @@ def test_a_memory_that_was_saved_goes_on():
         ("gradient_drift", "gradient_norm"),
     ]
     assert first.state_dict() != second.state_dict()  # nothing is shared
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratio_high": 0.9}, "ratio_high must be between 1 and inf, got 0.9"),
+        ({"ratio_low": 1.1}, "ratio_low must be between 0 and 1, got 1.1"),
+        ({"ratio_share": -0.1}, "ratio_share must be between 0 and 1, got -0.1"),
+        ({"explained_variance": 2.0}, "explained_variance must be between -inf and 1, got 2.0"),
+        ({"kl_factor": math.nan}, "kl_factor must be between 0 and inf, got nan"),
+        ({"entropy": 1.5}, "entropy must be between 0 and 1, got 1.5"),
+        ({"decay": 1.1}, "decay must be between 0 and 1, got 1.1"),
+        ({"warm_up": -1}, "warm_up must be between 0 and inf, got -1"),
+        ({"escalate_updates": -1}, "escalate_updates must be between 0 and inf, got -1"),
+    ],
+)
+def test_thresholds_that_make_no_sense_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Thresholds(**settings)

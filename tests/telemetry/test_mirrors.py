@@ -1,6 +1,7 @@
 """Mirrors with stand-ins for their packages: what they show, what they keep, and that they never end a run."""
 
 import json
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from simic.telemetry.mirrors import MirrorError, mirror_id, tensorboard_mirror, 
 STARTED = RunStarted(
     update=0, command=("simic",), config={"task": "mlp"}, versions={}, rng_seeds={}, threads=1, pid=1, host="here"
 )
-UPDATE = Update(update=4, metrics={"score": 50.0, "head_entropy/op": 0.5})
+UPDATE = Update(update=4, metrics={"score": 50.0, "head_entropy/op": 0.5, "head_entropy/slot": math.nan})
+"""The slot head never had a choice: NaN is no figure to show."""
 SPIKE = Anomaly(update=4, name="kl_spike", value=0.12345, threshold=0.1, where="kl")
 
 
@@ -85,7 +87,7 @@ def test_weights_and_biases_shows_figures_and_keeps_its_run_when_resumed(tmp_pat
         mirror(STARTED)
         mirror(UPDATE)
         mirror(SPIKE)
-    assert wandb.logs == [(UPDATE.metrics, 4)] * 2
+    assert wandb.logs == [({"score": 50.0, "head_entropy/op": 0.5}, 4)] * 2
     first, second = wandb.inits
     assert first == second
     assert (first["id"], first["resume"], first["config"], first["dir"]) == (

@@ -233,7 +233,7 @@ def run_updates(recorder: Recorder, first: int, last: int, checkpoints: dict[int
         checkpoints[number + 1] = recorder.state_dict()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     kills=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 3), st.binary(max_size=20)), max_size=4),
     level=st.sampled_from(LEVELS),

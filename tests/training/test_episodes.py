@@ -76,6 +76,33 @@ def test_weights_are_copies():
     assert weights.network().config == network.config
 
 
+def test_rewards_are_what_a_host_gains_over_its_twin(tiny_task):
+    long = {"group_size": 8, "episode": {"horizon": 8}}  # so that something grows
+    (setup, weights), (alone, _) = common(**long), common(**long, twins=False)
+    own, plain = play_group((setup, weights), JOB), play_group((alone, weights), JOB)
+    assert (own.rollout["action"] == plain.rollout["action"]).all()
+    assert (own.trace.score == plain.trace.score).all()
+    twin = plain.trace.reward - own.trace.reward
+    assert tiny.same(own.rollout["reward"], own.trace.reward)
+    assert np.allclose(own.trace.reward_terms["twin"], -twin)
+    assert np.allclose(own.trace.reward, sum(own.trace.reward_terms.values()))
+    gains = plain.trace.reward.sum(0) - twin.sum(0)
+    assert np.abs(gains).max() > 0
+    assert np.allclose(gains, own.trace.score - own.trace.twin_score)  # both hosts begin at the same score
+    assert np.isnan(plain.trace.twin_score).all()
+
+
+def test_who_never_grows_gains_nothing(tiny_task):
+    setup, weights = common()
+    network = weights.network()
+    with torch.no_grad():
+        network.op.bias[Op.WAIT] = 1e3
+    played = play_group((setup, Weights.of(network)), JOB)
+    assert not played.trace.action.any()
+    assert not played.trace.reward.any()
+    assert (played.trace.score == played.trace.twin_score).all()
+
+
 # Scripted decisions on two hosts.
 
 

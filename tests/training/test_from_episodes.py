@@ -1,5 +1,7 @@
 """Learning from recorded episodes: end to end, from a rule or a run, and what it refuses."""
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,41 @@ def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, sour
     # And it is a start for PPO.
     code = start(tiny.make_config(updates=1), tmp_path / "ppo", init=path / "controller.safetensors", quiet=True)
     assert code == 0
+
+
+LESSONS = {
+    "imitation": partial(imitate, config=ImitationConfig(passes=3, learning_rate=1e30)),
+    "iql": partial(learn_offline, config=IQLConfig(steps=6, learning_rate=1e30)),
+}
+
+
+@pytest.mark.parametrize("algorithm", LESSONS)
+def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, monkeypatch, capsys, algorithm):
+    monkeypatch.setitem(from_episodes.LEARNERS, algorithm, LESSONS[algorithm])
+    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1) == 3
+    (finished,) = tiny.told(tmp_path, RunFinished)
+    assert (finished.status, finished.exit_code) == ("diverged", 3)
+    assert "look for rewards and observations in the recorded episodes" in finished.reason
+    assert capsys.readouterr().out == f"diverged after {finished.update} updates ({finished.reason}): {tmp_path}\n"
+    state = tiny.kept(tmp_path)
+    assert state["update"] == finished.update
+    assert all(value.isfinite().all() for value in state["agent"]["network"].values())
+    assert not (tmp_path / "controller.safetensors").exists()
+
+
+def test_lessons_that_are_stopped_leave_a_checkpoint_of_the_last_report(tmp_path, tiny_task, monkeypatch):
+    def stop(agent: Any, rollouts: Any, progress: Any) -> None:
+        def once(metrics: Any) -> None:
+            progress(metrics)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        imitate(agent, rollouts, ImitationConfig(passes=3), progress=once)
+
+    monkeypatch.setitem(from_episodes.LEARNERS, "imitation", stop)
+    assert learn(tmp_path, algorithm="imitation", episodes=["random"], updates=1) == 143
+    (finished,) = tiny.told(tmp_path, RunFinished)
+    assert (finished.status, finished.update, finished.reason) == ("stopped", 1, "SIGTERM")
+    assert tiny.kept(tmp_path)["update"] == 1
 
 
 def test_lessons_are_repeatable(tmp_path, tiny_task):

@@ -46,8 +46,8 @@ def test_every_anomaly_has_an_entry_with_its_limit():
     assert anomalies.keys() == set(NAMES)
     limits = Thresholds()
     for name, limit in {
-        "ratio_explosion": limits.ratio_high,
-        "ratio_collapse": limits.ratio_low,
+        "ratio_explosion": 100 * limits.ratio_share,
+        "ratio_collapse": 100 * limits.ratio_share,
         "kl_spike": limits.kl_factor,
         "value_collapse": limits.explained_variance,
         "entropy_collapse": limits.entropy,
@@ -56,6 +56,9 @@ def test_every_anomaly_has_an_entry_with_its_limit():
         "state_explosion": limits.state_rms,
     }.items():
         assert f" {limit:g}" in anomalies[name][0], name
+    learning = entries("Learning")
+    assert f" {limits.ratio_high:g}" in learning["ratio_exploded"][0]
+    assert f" {limits.ratio_low:g}" in learning["ratio_collapsed"][0]
     assert f"{limits.host_gradient:.0e}".replace("+0", "") in anomalies["host_gradient"][0]
 
 

@@ -20,6 +20,7 @@ def test_means_over_all_episodes_of_groups_of_unlike_slots():
         steps=2,
         hosts=2,
         score=np.array([10.0, 20.0]),
+        twin_score=np.array([9.0, 22.0]),  # gains 1 and -2
         reward=np.array([[1.0, 2.0], [3.0, 4.0]]),  # returns 4 and 6
         parameters=np.array([200.0, 100.0]),  # growth 1 and 0
         action=ops([[Op.WAIT, Op.GERMINATE], [Op.WAIT, Op.PRUNE]]),
@@ -32,6 +33,7 @@ def test_means_over_all_episodes_of_groups_of_unlike_slots():
         hosts=1,
         slots=3,
         score=np.array([60.0]),
+        twin_score=np.array([53.0]),  # 7
         reward=np.array([[5.0], [6.0]]),  # 11
         parameters=np.array([400.0]),  # 2
         action=ops([[Op.WAIT], [Op.WAIT]]),
@@ -42,6 +44,7 @@ def test_means_over_all_episodes_of_groups_of_unlike_slots():
     figures = episode_figures([one, other])
     expected = {
         "score": 30.0,
+        "gain": 2.0,
         "score_deviation": np.sqrt((20**2 + 10**2 + 30**2) / 3),
         "episode_return": 7.0,
         "accuracy": 0.5,

@@ -30,9 +30,10 @@ SETTINGS: dict[str, Any] = {
     "num_groups": 1,
     "group_size": 2,
     "workers": 0,
+    "compare": 0,
     "episode": {"horizon": 3, "attribute_at_end": False},
     "policy": {"hidden_size": 16, "encoding_size": 16},
-    "ppo": {"ppo_epochs": 1, "num_minibatches": 2},
+    "ppo": {"ppo_epochs": 1, "num_minibatches": 2, "learning_rate": 5e-4, "learning_rate_schedule": "constant"},
 }
 """What tiny runs differ in from the quick preset."""
 
@@ -132,6 +133,7 @@ def make_trace(steps: int = 3, hosts: int = 1, slots: int = 1, **changes: Any) -
         "val_accuracy": np.full((t + 1, n), 0.5),
         "train_loss": np.ones((t + 1, n)),
         "score": np.full(n, 50.0),
+        "twin_score": np.full(n, np.nan),
         "parameters": np.full(n, 100.0),
         "host_parameters": np.full(n, 100),
         "decisions": np.full(n, t),

@@ -27,9 +27,9 @@ class HeuristicConfig:
     """Decisions after which a seed that is still not ready to be blended in is given up."""
     min_contribution: float = 0.0
     """A seed is kept if its contribution is above this, in the metric's unit."""
-    max_live_seeds: int = 1
+    max_live_seeds: int = 3
     """Seeds whose fate may be open at the same time."""
-    max_seed_ratio: float = 1.0
+    max_seed_ratio: float = 2.0
     """Largest seed it plants, as a multiple of the host's parameters."""
     style: str = "linear-add"
     """How seeds are blended in."""

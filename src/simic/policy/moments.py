@@ -74,7 +74,8 @@ class Normalizer(RunningMoments):
     def _derive(self) -> None:
         if self.count > 0:
             self._offset.copy_(self.mean)
-            self._scale.copy_((self.variance + 1e-4).rsqrt())
+            # What never varied was never learned from: should it differ one day, it must not drown the rest.
+            self._scale.copy_((self.variance + 1e-4).rsqrt() * (self.variance > 1e-8))
             self._limit.fill_(self.limit)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

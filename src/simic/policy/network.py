@@ -27,8 +27,15 @@ Observation = dict[str, Tensor]
 OPS = len(Op)
 GROWTH_TREE = ActionTree(HEADS, MATTERS, pointed=("blueprint", "slot"))
 """The heads of a growth controller: slots under each operation, blueprints under each slot."""
-RELUCTANCE = {Op.PRUNE: -3.0}
-"""Logits at birth, where not 0. Who prunes as often as it waits never sees a seed live to prove itself."""
+INCLINATION = {
+    Op.GERMINATE: -1.0,
+    Op.SET_ALPHA_TARGET: -3.0,
+    Op.PRUNE: -3.0,
+    Op.FOSSILIZE: 1.0,
+    Op.ADVANCE: 1.0,
+}
+"""Logits at birth, where not 0: it begins by seeing seeds through. Who prunes or dawdles never learns what growth pays,
+because a seed that is not a fossil at the end of the episode was for nothing."""
 PLAIN_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """Heads whose choices are the same in every task."""
 
@@ -160,7 +167,7 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self.settle = nn.LayerNorm(hidden)
         self.op = orthogonal(hidden, OPS, gain=0.01)
         with torch.no_grad():
-            for op, logit in RELUCTANCE.items():
+            for op, logit in INCLINATION.items():
                 self.op.bias[op] = logit
         self.op_embedding = nn.Parameter(torch.randn(OPS, size) / sqrt(size))
         self.slot = _Pointer(hidden, size)

@@ -100,6 +100,10 @@ class TreeDistribution:
         """Which heads count in an action (..., H) bool."""
         return self._matters[action[..., 0]]
 
+    def available(self, action: Tensor) -> Tensor:
+        """Which of these left a choice (..., H) bool."""
+        return self.matters(action) & (self.rows.mask.sum(-1).gather(-1, self._rows_of(action)) > 1)
+
     def head_log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of each head's choice given the heads before it (..., H); 0 where it does not matter."""
         width = self.rows.log_probs.shape[-1]
@@ -112,9 +116,8 @@ class TreeDistribution:
 
     def head_entropy(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised entropy of the rows that an action came from, and whether they left a choice (..., H) each."""
-        rows = self._rows_of(action)
-        available = self.matters(action) & (self.rows.mask.sum(-1).gather(-1, rows) > 1)
-        return torch.where(available, self.rows.normalized_entropy().gather(-1, rows), 0.0), available
+        available = self.available(action)
+        return torch.where(available, self.rows.normalized_entropy().gather(-1, self._rows_of(action)), 0.0), available
 
     def entropy(self) -> Tensor:
         """Entropy of the whole tree in nats (...): H(first) + sum over its choices of p(choice) H(heads | choice)."""

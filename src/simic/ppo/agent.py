@@ -26,6 +26,7 @@ from simic.ppo.metrics import UpdateMetrics, collect_metrics
 from simic.ppo.objective import Batch, Terms, mean_weights, ppo_terms, ratio_figures, step_means
 from simic.ppo.rollout import Rollout
 from simic.ppo.scales import ReturnScale, ValueScale
+from simic.telemetry.anomalies import Thresholds
 
 FORMAT, VERSION = "simic-agent", 1
 KL_STEER = 1.5
@@ -55,11 +56,13 @@ class PPOAgent:
         network: nn.Module,
         config: PPOConfig | None = None,
         *,
+        thresholds: Thresholds | None = None,
         rng_seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         self.device = torch.device(device or "cpu")
         self.network, self.plain, self.config = network.to(self.device), unwrap(network), config or PPOConfig()
+        self.thresholds = thresholds or Thresholds()
         self.rng_seed, self.update_count, self.gradient_steps, self._skipped_in_a_row = rng_seed, 0, 0, 0
         heads = self.plain.tree.heads
         multipliers = self.config.head_entropy or dict.fromkeys(heads, 1.0)
@@ -115,7 +118,7 @@ class PPOAgent:
         self._set_learning_rate()
         rollout = self.learn_scales(rollout)
         batch, figures = self._anchor(rollout)
-        entropy_weights = self._entropy_weights(batch, figures["head_entropy"])
+        entropy_weights = self._entropy_weights(figures["head_entropy"])
         steps: list[tuple[Terms, Tensor]] = []
         skipped, stopped = 0, False
         for ppo_epoch in range(self.config.ppo_epochs):
@@ -143,9 +146,10 @@ class PPOAgent:
     def _metrics(self, batch: Batch, figures: dict[str, Tensor], *, skipped: int, stopped: bool) -> UpdateMetrics:
         """Everything that was measured, fetched from the device at once."""
         return collect_metrics(
-            figures | ratio_figures(self.network, batch) | {"reward_scale": self.return_scale.scale},
+            figures | ratio_figures(self.network, batch, self.thresholds) | {"reward_scale": self.return_scale.scale},
             self.plain.tree.heads,
             batch.rollout.shape[1],
+            self.thresholds,
             update_count=self.update_count,
             gradient_steps=self.gradient_steps,
             stopped_early=stopped,
@@ -202,7 +206,8 @@ class PPOAgent:
             "decisions": rollout.valid.sum(),
             "forced_share": 1 - free.sum() / rollout.valid.sum().clamp(min=1),
             "entropy": (policy.entropy() * weights).sum(),
-            "head_entropy": (head_entropy * losses.head_mean_weights(available)).sum((0, 1)),
+            # 0 / 0 is NaN: a head that never had a choice has no entropy, neither high nor low.
+            "head_entropy": (head_entropy * available).sum((0, 1)) / available.sum((0, 1)),
         }
 
     def _advantages(self, rollout: Rollout, value: Tensor) -> Tensor:
@@ -248,11 +253,10 @@ class PPOAgent:
         assert total is not None
         return Terms(*total)
 
-    def _entropy_weights(self, batch: Batch, head_entropy: Tensor) -> Tensor:
+    def _entropy_weights(self, head_entropy: Tensor) -> Tensor:
         """What the entropy of each head is worth in this update (H,); more for heads that fell below the floor."""
         weights = self.config.entropy_weight(self.update_count) * self._entropy_share
-        low = (head_entropy < self.config.entropy_floor) & batch.available.any(0).any(0)
-        return torch.where(low, self.config.floor_boost * weights, weights)
+        return torch.where(head_entropy < self.config.entropy_floor, self.config.floor_boost * weights, weights)
 
     def _too_far(self, kl: Tensor) -> bool:
         return self.config.target_kl is not None and float(kl) > KL_STOP * self.config.target_kl

@@ -76,15 +76,23 @@ class PPOConfig:
         _check(self, "entropy_floor", 0, 1)
         for name in ("ppo_epochs", "num_minibatches", "micro_batches", "max_skipped_steps"):
             _check(self, name, 1)
-        for name in ("learning_rate", "clip_range", "max_gradient_norm", "adam_epsilon"):
+        optional = ("value_clip_range", "target_kl", "max_head_gradient_norm")
+        given = [name for name in optional if getattr(self, name) is not None]
+        for name in ("learning_rate", "clip_range", "max_gradient_norm", "adam_epsilon", *given):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("value_coefficient", "entropy_coefficient", "auxiliary_coefficient", "critic_weight_decay"):
             _check(self, name, 0)
+        _check(self, "floor_boost", 1)
+        for head, multiplier in self.head_entropy.items():
+            if not multiplier >= 0:
+                raise ValueError(f"head_entropy must not be negative, got {multiplier} for {head}")
         _check_choice(self, "surrogate", Surrogate)
         _check_choice(self, "learning_rate_schedule", LearningRateSchedule)
+        if self.final_entropy_coefficient is not None:
+            _check(self, "final_entropy_coefficient", 0)
         anneals = self.learning_rate_schedule == "linear" or self.final_entropy_coefficient is not None
-        if anneals and not self.anneal_updates:
+        if anneals and (self.anneal_updates or 0) < 1:
             raise ValueError(
                 f"schedules need anneal_updates, the number of updates they run over, got {self.anneal_updates}"
             )

@@ -8,9 +8,9 @@ losses' gradients, not of PPO's, and PPO starts clean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from simic.policy.masked import ILLEGAL
 from simic.policy.tree import ActionTree, TreeDistribution
 from simic.ppo import losses
-from simic.ppo.agent import PPOAgent, make_optimizer
+from simic.ppo.agent import DivergedError, PPOAgent, make_optimizer
 from simic.ppo.rollout import Rollout, join
 
 STREAM = 1
@@ -115,13 +115,14 @@ def imitate(
                 best, best_weights = number, {k: v.clone() for k, v in agent.plain.state_dict().items()}
         else:
             best = number
+        check_finite((held_out or training)[-1].loss, "the loss")
         if progress is not None:
             progress((held_out or training)[-1])
         if number - best >= config.patience:
             break
     if best_weights is not None:
         agent.plain.load_state_dict(best_weights)
-    agent.optimizer.state.clear()  # moments of an earlier PPO belong to weights that are gone
+    finish_learning(agent)
     return ImitationMetrics(training=tuple(training), held_out=tuple(held_out), best_pass=best)
 
 
@@ -150,7 +151,7 @@ def _learn(
         loss = terms.head_loss.sum() + config.value_coefficient * terms.value_loss
         optimizer.zero_grad(set_to_none=True)
         (loss - config.entropy_coefficient * terms.entropy).backward()
-        nn.utils.clip_grad_norm_(agent.plain.parameters(), config.max_gradient_norm, error_if_nonfinite=True)
+        clip_gradients(agent.plain.parameters(), config.max_gradient_norm)
         optimizer.step()
         figures.append(Terms(*(figure.detach() for figure in terms)))
     return _pass_metrics(figures, agent.plain.tree.heads)
@@ -165,8 +166,8 @@ def _watch(agent: PPOAgent, record: Rollout) -> PassMetrics:
 def _terms(agent: PPOAgent, record: Rollout) -> Terms:
     """What the policy makes of the decisions that were taken, and the critic of the returns that followed."""
     output = agent.network(record.observation, record.state, record.pieces())
-    policy, free = TreeDistribution(agent.plain.tree, output.logits, record.mask), record.decides.unsqueeze(-1)
-    matters, (entropy, available) = policy.matters(record.action) & free, policy.head_entropy(record.action)
+    policy = TreeDistribution(agent.plain.tree, output.logits, record.mask)
+    matters, (entropy, available) = free_heads(policy, record), policy.head_entropy(record.action)
     weights = losses.head_mean_weights(matters)
     returns, known = monte_carlo(record, agent.config.gamma)
     mean, deviation = agent.value_scale.units()
@@ -177,7 +178,7 @@ def _terms(agent: PPOAgent, record: Rollout) -> Terms:
         head_decisions=matters.sum((0, 1)),
         value_loss=(error * losses.mean_weights(known)).sum(),
         known_returns=known.sum(),
-        entropy=(entropy * losses.head_mean_weights(available & free)).sum((0, 1)).mean(),
+        entropy=(entropy * losses.head_mean_weights(available & matters)).sum((0, 1)).mean(),
     )
 
 
@@ -189,7 +190,7 @@ def _pass_metrics(figures: Sequence[Terms], heads: Sequence[str]) -> PassMetrics
         ((figure * count).sum(0) / count.sum(0)).tolist() for figure in (stacked.head_loss, stacked.head_accuracy)
     )
     return PassMetrics(
-        loss=float(np.nansum(head_loss)),
+        loss=sum(loss for loss, used in zip(head_loss, count.sum(0).tolist(), strict=True) if used),
         value_loss=float((stacked.value_loss * known).sum() / known.sum()),
         head_loss=dict(zip(heads, head_loss, strict=True)),
         head_accuracy=dict(zip(heads, accuracy, strict=True)),
@@ -197,6 +198,31 @@ def _pass_metrics(figures: Sequence[Terms], heads: Sequence[str]) -> PassMetrics
 
 
 # What learning from a record has in common, whatever is learned.
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+    """Scale gradients down to a norm; raise if they are not finite."""
+    check_finite(float(nn.utils.clip_grad_norm_(parameters, max_norm)), "the gradient's norm")
+
+
+def finish_learning(agent: PPOAgent) -> None:
+    """Leave an agent to PPO, without the moments of an earlier one; raise if it is not finite."""
+    agent.optimizer.state.clear()  # they belong to weights that are gone
+    check_finite(float(nn.utils.get_total_norm(agent.plain.parameters())), "the norm of the weights")
+
+
+def check_finite(figure: float, what: str) -> None:
+    """Raise unless learning can go on."""
+    if not isfinite(figure):
+        raise DivergedError(
+            f"{what} is {figure}: look for rewards and observations in the recorded episodes that are out of range"
+        )
+
+
+def free_heads(policy: TreeDistribution, record: Rollout) -> Tensor:
+    """Heads that matter in valid decisions in which one of them left a choice (T, N, H)."""
+    free = policy.available(record.action).any(-1) & record.valid
+    return policy.matters(record.action) & free.unsqueeze(-1)
 
 
 def cloning_loss(policy: TreeDistribution, action: Tensor, weights: Tensor) -> Tensor:

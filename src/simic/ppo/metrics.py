@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RATIO_EXPLODED, RATIO_COLLAPSED = 5.0, 0.1
-"""Probabilities that changed by more than this within an update are reported one by one."""
+from simic.telemetry.anomalies import Thresholds
+
 PER_HEAD = ("head_entropy", "head_kl", "head_gradient_norm")
 
 
@@ -48,7 +48,7 @@ class UpdateMetrics:
     entropy: float
     """Mean entropy of the action tree in nats, over free decisions."""
     head_entropy: dict[str, float]
-    """Normalised entropy where the head had a choice."""
+    """Normalised entropy where the head had a choice; NaN if it never had one."""
     kl: float
     """Of whole actions, when last looked at: before the last gradient step, or at the one that was not taken."""
     kl_after: float
@@ -58,8 +58,12 @@ class UpdateMetrics:
     """Share of free decisions whose ratio left the clip range."""
     ratio_max: float
     ratio_min: float
+    ratio_exploded: float
+    """Share of free decisions whose ratio is above the threshold."""
+    ratio_collapsed: float
+    """Share of free decisions whose ratio is below the threshold."""
     ratio_alarms: tuple[RatioAlarm, ...]
-    """At most five, the worst first."""
+    """Of these, at most five that exploded and five that collapsed, each the worst first."""
     explained_variance: float
     """Share of the returns' variance that the critic knew before the update."""
     gradient_norm: float
@@ -97,18 +101,21 @@ class UpdateMetrics:
         return numbers
 
 
-def collect_metrics(figures: Mapping[str, Tensor], heads: Sequence[str], num_envs: int, **known: Any) -> UpdateMetrics:
+def collect_metrics(
+    figures: Mapping[str, Tensor], heads: Sequence[str], num_envs: int, thresholds: Thresholds, **known: Any
+) -> UpdateMetrics:
     """The record of an update from its figures, fetched from the device at once, and what is `known` already.
 
     Figures that the update did not come to, because it took no step, are NaN.
     """
     numbers = _to_numbers(figures)
     alarms = zip(numbers.pop("worst_ratio"), numbers.pop("worst_head"), numbers.pop("worst_index"), strict=True)
-    known["ratio_alarms"] = tuple(
+    told = (
         RatioAlarm(heads[int(head)], ratio, int(index) // num_envs, int(index) % num_envs)
         for ratio, head, index in alarms
-        if not RATIO_COLLAPSED <= ratio <= RATIO_EXPLODED
+        if ratio > thresholds.ratio_high or ratio < thresholds.ratio_low
     )
+    known["ratio_alarms"] = tuple(dict.fromkeys(told))  # in a small rollout the highest are among the lowest too
     known |= {name: int(numbers.pop(name, [0])[0]) for name in ("decisions", "steps_taken")}
     unknown = [float("nan")] * len(heads)
     for field in fields(UpdateMetrics):

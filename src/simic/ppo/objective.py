@@ -16,9 +16,10 @@ from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
 from simic.ppo.config import PPOConfig
 from simic.ppo.rollout import Rollout
+from simic.telemetry.anomalies import Thresholds
 
 MAX_ALARMS = 5
-"""Decisions with extreme ratios that are told one by one."""
+"""Decisions with extreme ratios that are told one by one, of those that rose and of those that fell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,19 +159,22 @@ def step_means(steps: list[tuple[Terms, Tensor]]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def ratio_figures(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def ratio_figures(network: nn.Module, batch: Batch, thresholds: Thresholds) -> dict[str, Tensor]:
     """How far an update moved the probabilities of what was done; the worst decisions with the head that moved most."""
     rollout = batch.rollout
     output = network(rollout.observation, rollout.state, rollout.pieces())
     policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
     moved = torch.where(batch.free.unsqueeze(-1), policy.head_log_prob(rollout.action) - batch.log_prob, 0.0)
-    log_ratio = moved.sum(-1)
-    worst = log_ratio.abs().flatten().topk(min(MAX_ALARMS, log_ratio.numel())).indices
+    log_ratio, weights = moved.sum(-1), losses.mean_weights(batch.free)
+    ratio, count = log_ratio.exp(), min(MAX_ALARMS, log_ratio.numel())
+    worst = torch.cat([log_ratio.flatten().topk(count, largest=largest).indices for largest in (True, False)])
     return {
-        "kl_after": (losses.kl_estimate(log_ratio) * losses.mean_weights(batch.free)).sum(),
-        "ratio_max": log_ratio.max().exp(),
-        "ratio_min": log_ratio.min().exp(),
+        "kl_after": (losses.kl_estimate(log_ratio) * weights).sum(),
+        "ratio_max": ratio.max(),
+        "ratio_min": ratio.min(),
+        "ratio_exploded": ((ratio > thresholds.ratio_high) * weights).sum(),
+        "ratio_collapsed": ((ratio < thresholds.ratio_low) * weights).sum(),
         "worst_index": worst,
-        "worst_ratio": log_ratio.flatten()[worst].exp(),
+        "worst_ratio": ratio.flatten()[worst],
         "worst_head": moved.flatten(0, 1)[worst].abs().argmax(-1),
     }

@@ -33,7 +33,7 @@ from simic.policy.recurrence import Pieces
 from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
 from simic.ppo.agent import PPOAgent, make_optimizer
-from simic.ppo.imitation import cloning_loss, follows, study
+from simic.ppo.imitation import clip_gradients, cloning_loss, finish_learning, follows, free_heads, study
 from simic.ppo.rollout import Rollout
 
 STREAM = 2
@@ -125,13 +125,13 @@ def learn_offline(
         optimizer.zero_grad(set_to_none=True)
         (terms["policy_loss"] + config.value_coefficient * terms["value_loss"] + terms["q_loss"]).backward()
         for learner in (agent.plain, q):
-            nn.utils.clip_grad_norm_(learner.parameters(), config.max_gradient_norm, error_if_nonfinite=True)
+            clip_gradients(learner.parameters(), config.max_gradient_norm)
         optimizer.step()
         slow_q.update_parameters(q)
         latest.append({name: figure.detach() for name, figure in terms.items()})
         if progress is not None and step % REPORT_STEPS == 0:
             progress(_metrics(step, latest))
-    agent.optimizer.state.clear()  # moments of an earlier PPO belong to weights that are gone
+    finish_learning(agent)
     return _metrics(config.steps, latest)
 
 
@@ -145,7 +145,7 @@ def iql_terms(agent: PPOAgent, q: TwinQ, slow_q: nn.Module, record: Rollout, con
         worth, value = slow_q(record, pieces).amin(0), output.value.detach()
         weight = advantage_weight(worth - value, config.inverse_temperature, config.weight_limit)
         target = q_target(record.reward, agent.value_scale.real(value), record.terminated, agent.config.gamma)
-    matters = policy.matters(record.action) & (counts & record.decides).unsqueeze(-1)
+    matters = free_heads(policy, record) & counts.unsqueeze(-1)
     head_weights, weights = losses.head_mean_weights(matters), losses.mean_weights(counts)
     error = (q(record, pieces) - (target - mean) / deviation) ** 2  # (2, T, N)
     return {

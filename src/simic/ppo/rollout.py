@@ -53,11 +53,6 @@ class Rollout:
         """T and N."""
         return self.reward.shape[0], self.reward.shape[1]
 
-    @property
-    def decides(self) -> Tensor:
-        """Decisions that were free: valid, and more than one first choice was legal (T, N)."""
-        return self.valid & (self.mask[:, :, 0].sum(-1) > 1)
-
     def pieces(self) -> Pieces | None:
         """Where to cut the sequences."""
         return self._pieces

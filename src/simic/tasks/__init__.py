@@ -1,6 +1,6 @@
 """What hosts learn: data sets, host networks, the tasks that pair them, and families that tasks are drawn from."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 TaskName = Literal[
     "digits-cnn",
@@ -16,3 +16,6 @@ TaskName = Literal[
 DEFAULT_TASK: TaskName = "digits-cnn"
 FamilyName = Literal["mlp", "digits"]
 DEFAULT_FAMILY: FamilyName = "mlp"
+Split = Literal["train", "validation", "held_out"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+"""Parts of a family."""

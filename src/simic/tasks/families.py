@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
-from typing import Literal, get_args
 
 import numpy as np
 
-from simic.tasks import DEFAULT_FAMILY
+from simic.tasks import DEFAULT_FAMILY, SPLITS, Split
 from simic.tasks.draws import Draws
 from simic.tasks.generated import Spirals, Teacher, load_teacher
 from simic.tasks.hosts import plain_mlp_host, slot_names
-from simic.tasks.task import PRESETS, Preset, Task, mlp_for
-
-Split = Literal["train", "validation", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
+from simic.tasks.task import PRESETS, Preset, Task, at_width, mlp_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +66,7 @@ class TaskFamily:
             name=f"{self.name}-{split}-{rng_seed}",
             data=data,
             make_host=preset.host(data, width, depth),
+            host_of_width=partial(at_width, preset.host, data, depth),
             slots=slot_names(num_slots),
             batch_size=preset.batch_size,
             learning_rate=preset.learning_rate,
@@ -99,7 +96,7 @@ GENERATED = tuple(
         batch_size=64,
         learning_rate=2e-2,
     )
-    for in_features, num_classes in product((2, 4, 8, 16), (2, 3, 4, 5))
+    for in_features, num_classes in product((2, 4, 8), (2, 3, 4))
 )
 """Input features and classes of the mlp family; draws replace the data."""
 DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
@@ -108,8 +105,8 @@ DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
 def _mlp_draws(*, turns: tuple[float, ...], hidden: tuple[int, ...]) -> Draws:
     return Draws(
         concepts=(Spirals(turns=turns, noise=(0.05, 0.1)), Teacher(hidden=hidden)),
-        data_share=(1.0, 0.5, 0.25, 0.125),
-        label_noise=(0.0, 0.1, 0.2, 0.3),
+        data_share=(1.0, 0.5, 0.25),
+        label_noise=(0.0, 0.0, 0.1, 0.2),
         rate_factor=(0.5, 1.5),
     )
 
@@ -121,25 +118,25 @@ def _digits_draws(data_share: tuple[float, ...]) -> Draws:
 FAMILIES: dict[str, TaskFamily] = {
     "mlp": TaskFamily(
         name="mlp",
-        description="Tiny MLPs on spirals and random teachers of 2 to 16 inputs and 2 to 5 classes.",
+        description="Small MLPs on spirals and random teachers of 2 to 8 inputs and 2 to 4 classes.",
         ranges={
             "train": Ranges(
                 presets=GENERATED,
-                widths=(4, 4, 4, 6, 10, 10, 24),
-                depths=(1, 1, 2, 2, 3),
-                draws=_mlp_draws(turns=(0.0, 0.5, 1.0, 1.5), hidden=(0, 0, 4, 16)),
+                widths=(6, 6, 8, 12, 16),
+                depths=(1, 2, 2),
+                draws=_mlp_draws(turns=(0.0, 0.5, 1.0, 1.5, 2.0), hidden=(0, 0, 4, 16)),
             ),
             "validation": Ranges(
                 presets=GENERATED,
-                widths=(5, 5, 8, 8, 20),
-                depths=(1, 1, 2, 2, 3),
-                draws=_mlp_draws(turns=(0.1, 0.75, 1.25), hidden=(2, 8)),
+                widths=(7, 10, 20),
+                depths=(1, 2, 2),
+                draws=_mlp_draws(turns=(0.1, 0.75, 1.25, 1.75), hidden=(2, 8)),
             ),
             "held_out": Ranges(
                 presets=GENERATED,
-                widths=(3, 3, 7, 12, 32),
-                depths=(1, 2, 4),
-                draws=_mlp_draws(turns=(0.05, 0.6, 1.1, 1.75), hidden=(3, 6, 32)),
+                widths=(5, 9, 14, 24),
+                depths=(1, 2, 3),
+                draws=_mlp_draws(turns=(0.05, 0.6, 1.1, 1.6, 1.9), hidden=(3, 6, 32)),
             ),
         },
     ),

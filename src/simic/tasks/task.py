@@ -45,6 +45,8 @@ class Task:
     data: Data = field(repr=False)
     make_host: Callable[[], nn.Sequential]
     """Builds a fresh host; its weights come from torch's global rng, which the caller seeds."""
+    host_of_width: Callable[[int], Callable[[], nn.Sequential]] | None = None
+    """From a width to what builds the same host of that width; None where hosts have no width."""
     slots: tuple[str, ...]
     """Segments of the host after which a seed may grow."""
     batch_size: int
@@ -78,6 +80,12 @@ class Task:
         return replace(
             self, data=host.data, learning_rate=host.learning_rate, draws=Draws(), traits=self.traits | host.traits
         )
+
+    def widened(self, width: int) -> "Task":
+        """The same task for hosts of another width: what parameters are worth without growth."""
+        if self.host_of_width is None:
+            raise ValueError(f"hosts of task {self.name} come in one width: give it a host_of_width")
+        return replace(self, make_host=self.host_of_width(width))
 
     @property
     def random_guess_loss(self) -> float:
@@ -128,6 +136,11 @@ def conv_for(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequenti
 def transformer_for(data: Data, width: int, num_slots: int) -> Callable[[], nn.Sequential]:
     """A causal transformer host for these tokens."""
     return partial(transformer_host, data.num_classes, data.train_x.shape[1], width, num_slots - 1)
+
+
+def at_width(host: HostBuilder, data: Data, num_slots: int, width: int) -> Callable[[], nn.Sequential]:
+    """What builds a host of this width."""
+    return host(data, width, num_slots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +219,7 @@ def make_task(
         name=name,
         data=data,
         make_host=preset.host(data, width, num_slots),
+        host_of_width=partial(at_width, preset.host, data, num_slots),
         slots=slot_names(num_slots),
         batch_size=preset.batch_size,
         learning_rate=preset.learning_rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from simic.telemetry.events import Anomaly
@@ -13,16 +13,18 @@ from simic.telemetry.events import Anomaly
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """When a figure counts as an anomaly. Shared by all who ask."""
+    """When a figure counts as an anomaly. Shared by agent and detector."""
 
     ratio_high: float = 5.0
     """Probability of an action after an update over that before."""
     ratio_low: float = 0.1
     """The same, downwards."""
+    ratio_share: float = 0.01
+    """Share of free decisions beyond one of these: single ones occur in healthy runs."""
     explained_variance: float = -1.0
     """A critic below this, after the warm-up, does far worse than a constant."""
     kl_factor: float = 4.0
-    """KL over its target."""
+    """KL of an update over its target."""
     entropy: float = 0.01
     """Normalised entropy of a head that had a choice: below, it no longer explores."""
     gradient_factor: float = 100.0
@@ -42,6 +44,23 @@ class Thresholds:
     escalate_updates: int = 3
     """Updates for which everything is recorded after an anomaly."""
 
+    def __post_init__(self) -> None:
+        for name in (item.name for item in fields(self)):
+            (low, high), value = _RANGES.get(name, (0, math.inf)), getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+
+
+_RANGES = {
+    "ratio_high": (1, math.inf),
+    "ratio_low": (0, 1),
+    "ratio_share": (0, 1),
+    "explained_variance": (-math.inf, 1),
+    "entropy": (0, 1),
+    "decay": (0, 1),
+}
+"""What thresholds are possible; those that are not named need only not be negative."""
+
 
 class Rule(NamedTuple):
     """One kind of anomaly."""
@@ -50,35 +69,36 @@ class Rule(NamedTuple):
     figure: str
     """What is looked at; a name that ends in a slash stands for that figure of every head."""
     beyond: Callable[[float, float], bool]
-    """Of the figure and the threshold; comparisons with NaN are False, so what was not measured is no anomaly."""
+    """Of the figure and the threshold. Comparisons with NaN are False, so what was not measured is no anomaly."""
     threshold: Callable[[AnomalyDetector], float]
     needs_experience: bool = False
     """Judged after the warm-up only."""
 
 
-def _collapsed(value: float, threshold: float) -> bool:
-    return 0 < value < threshold  # 0 is the entropy of a head that had no choice
+def _not_finite(value: float, threshold: float) -> bool:
+    return not math.isfinite(value)
 
 
+MUST_BE_FINITE = ("entropy", "value_mean", "return_mean", "kl_after")
+"""Figures that every update measures: of policy and critic before it, of the rewards, of the policy after it."""
 RULES = (
-    Rule("ratio_explosion", "ratio_max", operator.gt, lambda d: d.thresholds.ratio_high),
-    Rule("ratio_collapse", "ratio_min", operator.lt, lambda d: d.thresholds.ratio_low),
-    Rule("kl_spike", "kl", operator.gt, lambda d: d.thresholds.kl_factor * d.target_kl),
+    Rule("ratio_explosion", "ratio_exploded", operator.gt, lambda d: d.thresholds.ratio_share),
+    Rule("ratio_collapse", "ratio_collapsed", operator.gt, lambda d: d.thresholds.ratio_share),
+    Rule("kl_spike", "kl_after", operator.gt, lambda d: d.thresholds.kl_factor * d.target_kl),
     Rule("value_collapse", "explained_variance", operator.lt, lambda d: d.thresholds.explained_variance, True),
-    Rule("entropy_collapse", "head_entropy/", _collapsed, lambda d: d.thresholds.entropy, True),
+    Rule("entropy_collapse", "head_entropy/", operator.lt, lambda d: d.thresholds.entropy, True),
     Rule("gradient_explosion", "gradient_norm", operator.gt, lambda d: d.gradient_limit),
     Rule("skipped_step", "skipped_steps", operator.gt, lambda d: 0.0),
+    *(Rule("not_finite", figure, _not_finite, lambda d: math.inf) for figure in MUST_BE_FINITE),
     Rule("state_not_finite", "state_finite", operator.lt, lambda d: 1.0),
     Rule("state_dead", "state_rms", operator.eq, lambda d: 0.0),
     Rule("state_explosion", "state_rms", operator.gt, lambda d: d.thresholds.state_rms),
     Rule("host_gradient", "host_gradient_max", operator.gt, lambda d: d.thresholds.host_gradient),
     Rule("seed_gradient", "seed_gradient_max", operator.gt, lambda d: d.thresholds.seed_gradient),
 )
-LOSSES = ("policy_loss", "value_loss", "gradient_norm")
-"""Figures that must be finite wherever a gradient step was taken."""
 NORMS = ("gradient_norm", "head_gradient_norm/")
 """Figures whose drift is watched."""
-NAMES = (*(rule.name for rule in RULES), "not_finite", "gradient_drift")
+NAMES = (*dict.fromkeys(rule.name for rule in RULES), "gradient_drift")
 
 
 class AnomalyDetector:
@@ -97,11 +117,7 @@ class AnomalyDetector:
         """The anomalies among the figures of an update; `places` says where a figure comes from, such as its head."""
         found = [
             Anomaly(update=update, name=name, value=figures[key], threshold=threshold, where=_where(key, places or {}))
-            for name, key, threshold in (
-                *self._broken_rules(figures),
-                *self._not_finite(figures),
-                *self._drift(figures),
-            )
+            for name, key, threshold in (*self._broken_rules(figures), *self._drift(figures))
         ]
         self._remember(figures)
         return found
@@ -114,10 +130,6 @@ class AnomalyDetector:
             for key in _matching(figures, rule.figure):
                 if rule.beyond(figures[key], threshold):
                     yield rule.name, key, threshold
-
-    def _not_finite(self, figures: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
-        if figures.get("steps_taken"):
-            yield from (("not_finite", key, 0.0) for key in LOSSES if not math.isfinite(figures.get(key, 0.0)))
 
     def _drift(self, figures: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
         if self._seen < self.thresholds.warm_up:

@@ -7,6 +7,7 @@ directory, so that a resumed run continues the same mirror.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def tensorboard_mirror(directory: Path, first_update: int = 0) -> Callable[[Even
 
     def show(event: Event) -> None:
         if isinstance(event, Update):
-            for name, value in event.metrics.items():
+            for name, value in _measured(event).items():
                 writer.add_scalar(name, value, event.update)
             writer.flush()
         elif isinstance(event, Anomaly):
@@ -57,7 +58,7 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
                 project="simic", id=run_id, resume="allow", dir=str(directory), name=directory.name, config=event.config
             )
         elif isinstance(event, Update) and run is not None:
-            run.log(dict(event.metrics), step=event.update)
+            run.log(_measured(event), step=event.update)
 
     return _guarded("Weights & Biases", show)
 
@@ -70,6 +71,11 @@ def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
         ids[name] = make()
         path.write_text(json.dumps(ids, indent=1) + "\n")
     return ids[name]
+
+
+def _measured(event: Update) -> dict[str, float]:
+    """The figures of an update without those that are NaN, which have no place in a graph."""
+    return {name: value for name, value in event.metrics.items() if not math.isnan(value)}
 
 
 def _guarded(name: str, show: Callable[[Event], None]) -> Callable[[Event], None]:

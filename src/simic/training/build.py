@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from simic import __version__
 from simic.bundle import load_bundle
 from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
 from simic.control.learned import make_network
+from simic.policy.network import compile_network
 from simic.ppo.agent import PPOAgent, check_agent_state
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
@@ -100,8 +100,13 @@ def make_agent(config: RunConfig) -> PPOAgent:
     with torch.random.fork_rng():
         torch.manual_seed(config.rng_seed)
         network = make_network(config.policy)
-    compiled: Any = torch.compile(network) if config.compile else network
-    return PPOAgent(compiled, config.ppo, rng_seed=config.rng_seed, device=config.device)
+    return PPOAgent(
+        compile_network(network) if config.compile else network,
+        config.ppo,
+        thresholds=config.thresholds,
+        rng_seed=config.rng_seed,
+        device=config.device,
+    )
 
 
 def start_from(agent: PPOAgent, path: Path) -> None:
@@ -116,6 +121,7 @@ def make_setup(config: RunConfig) -> GroupSetup:
     return GroupSetup(
         task=config.task,
         group_size=config.group_size,
+        twins=config.twins,
         episode=config.episode,
         lifecycle=config.lifecycle,
         reward=config.reward,

@@ -7,12 +7,13 @@ processes by value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from simic.actions import HEADS
 from simic.control.facts import Facts
 from simic.control.learned import make_network, network_input, row_masks
 from simic.control.legality import Masks, legal_masks
@@ -39,6 +40,8 @@ class GroupSetup:
     """A task family, or one task."""
     split: Split = "train"
     group_size: int
+    twins: bool
+    """Whether rewards are what hosts gain over twins that never grow."""
     episode: EpisodeConfig
     lifecycle: LifecycleConfig
     reward: RewardConfig
@@ -113,6 +116,7 @@ class Trace:
     val_accuracy: np.ndarray  # (T + 1, N)
     train_loss: np.ndarray  # (T + 1, N)
     score: np.ndarray  # (N,) of the exported network, on validation data
+    twin_score: np.ndarray  # (N,) of the twin that never grew; NaN without twins
     parameters: np.ndarray  # (N,) of the exported network
     host_parameters: np.ndarray  # (N,)
     decisions: np.ndarray  # (N,) until the episode ended
@@ -146,7 +150,25 @@ def play_group(common: tuple[GroupSetup, Weights], job: GroupJob) -> Played:
         kept = {"mask": mask, "log_prob": choice.log_prob.numpy(), "value": choice.value.numpy(), **seen}
         return choice.action.numpy(), kept
 
-    return play(trainings, decide)
+    played = play(trainings, decide)
+    return against_twins(played, play(make_trainings(setup, job), _never)) if setup.twins else played
+
+
+def against_twins(played: Played, twins: Played) -> Played:
+    """Episodes whose rewards are gains over the same hosts, same weights and batches, led by somebody else.
+
+    What a host earns on its own does not depend on what is decided, so taking it off favours no decision; but hosts
+    differ in it far more than decisions matter, and learning would drown in that.
+    """
+    own, twin = played.trace, np.where(played.trace.valid, twins.trace.reward, 0.0)
+    reward = own.reward - twin
+    terms = own.reward_terms | {"twin": -twin}
+    trace = replace(own, reward=reward, reward_terms=terms, twin_score=twins.trace.score)
+    return Played(played.rollout | {"reward": reward}, trace)
+
+
+def _never(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
+    return np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64), {}
 
 
 def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
@@ -282,6 +304,7 @@ def _assemble(
         verdict=stacked("verdict"),
         gaming=nested("gaming"),
         host_parameters=np.full(trainings.num_hosts, trainings.hosts.host_parameters),
+        twin_score=np.full(trainings.num_hosts, np.nan),
         **{name: np.stack([own[name] for own in before]) for name in before[0]},
         **ends,
     )

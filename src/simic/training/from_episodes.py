@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,19 @@ from simic.control.heuristic import HeuristicController
 from simic.control.learned import network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
+from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
 from simic.ppo.rollout import Rollout
 from simic.telemetry.events import RunFinished, Update
 from simic.telemetry.recorder import Recorder, writing
 from simic.training.build import RunExistsError, make_agent, make_setup, manifest, start_from, write_config
+from simic.training.checkpoint import save_checkpoint
 from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
+from simic.training.progress import Progress
 from simic.training.record import load_episodes, save_episodes
 from simic.training.run_directory import RunDirectory
+from simic.training.stopping import Stopped, StopSignals
 from simic.training.workers import WorkerPool
 
 RULES: dict[str, Callable[[int], Any]] = {
@@ -59,21 +64,38 @@ def learn_from_episodes(
     write_config(config, directory)  # now: what could not be begun leaves no run behind
     with Recorder(directory.path, config.level) as recorder:
         recorder.record(manifest(config, command))
-        steps = 0
+        steps, safe = 0, deepcopy(agent.state_dict())
 
         def progress(metrics: Any) -> None:
-            nonlocal steps
+            nonlocal steps, safe
             recorder.record(Update(update=steps, metrics=flat(asdict(metrics))))
             say(f"{config.algorithm} {steps}: " + "  ".join(f"{k} {v:.3f}" for k, v in _main_figures(metrics).items()))
-            steps += 1
+            steps, safe = steps + 1, deepcopy(agent.state_dict())
 
-        LEARNERS[config.algorithm](agent, rollouts, progress=progress)
-        with writing(directory.controller):
-            agent.save(directory.controller)
+        status, code, reason = _learn(config, agent, rollouts, progress)
+        if code:
+            save_checkpoint(directory.checkpoints, steps, {"update": steps, "agent": safe}, about=agent.about())
+        else:
+            with writing(directory.controller):
+                agent.save(directory.controller)
         seconds = time.monotonic() - began
-        recorder.record(RunFinished(update=steps, status="done", exit_code=0, seconds=seconds))
-    say(f"done: {directory.controller}")
-    return 0
+        recorder.record(RunFinished(update=steps, status=status, exit_code=code, seconds=seconds, reason=reason))
+    Progress().finish(status, steps, directory.path, reason)
+    return code
+
+
+def _learn(
+    config: RunConfig, agent: PPOAgent, rollouts: Sequence[Rollout], progress: Callable[[Any], None]
+) -> tuple[str, int, str]:
+    """How learning ended: status, exit code and reason."""
+    try:
+        with StopSignals().watched():
+            LEARNERS[config.algorithm](agent, rollouts, progress=progress)
+        return "done", 0, ""
+    except Stopped as stop:
+        return "stopped", stop.exit_code, str(stop)
+    except DivergedError as error:
+        return "diverged", 3, str(error)
 
 
 def play_rule(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:

@@ -21,7 +21,19 @@ class PatientConsole(Console):
     def on_broken_pipe(self) -> None:
         """Called by rich."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fall_silent()
+
+
+def say(text: str) -> None:
+    """Print a line, if anybody still reads."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _fall_silent()
+
+
+def _fall_silent() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simic.ppo.agent import PPOAgent
+from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout, join
 from simic.telemetry.anomalies import AnomalyDetector
@@ -107,9 +108,10 @@ class Run:
 
     def tell(self, played: list[Played], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
         """Record the story of the update, and look for anomalies in it."""
-        self._figures = figures | metrics.flat()
-        places = {("ratio_max" if alarm.ratio > 1 else "ratio_min"): alarm.head for alarm in metrics.ratio_alarms[::-1]}
-        self._anomalies = self.detector.look(self.update, self._figures, places)
+        figures = figures | metrics.flat()
+        alarms = metrics.ratio_alarms[::-1]  # the worst last, so that it stays
+        places = {("ratio_exploded" if alarm.ratio > 1 else "ratio_collapsed"): alarm.head for alarm in alarms}
+        self._anomalies = self.detector.look(self.update, figures, places)
         if self._anomalies:
             self.recorder.escalate(self.escalate_updates)
         for group, (_, trace) in enumerate(played):
@@ -117,7 +119,7 @@ class Run:
                 if self.recorder.wants(kind):
                     for event in narrate(trace, self.update, group):
                         self.recorder.record(event)
-        self.recorder.record(Update(update=self.update, metrics=self._figures))
+        self.recorder.record(Update(update=self.update, metrics=figures))
         for anomaly in self._anomalies:
             self.recorder.record(anomaly)
         for fault in self.pool.faults:
@@ -125,6 +127,12 @@ class Run:
             self.recorder.record(WorkerFault(update=self.update, worker=fault.pid, group=fault.job, error=error))
         self.pool.faults.clear()
         self.recorder.end_update()
+        if math.isnan(metrics.kl_after):
+            raise DivergedError(
+                "the policy is not finite after the update and cannot act: lower the learning rate "
+                f"({metrics.learning_rate:g}) or look for rewards and observations that are out of range"
+            )
+        self._figures = figures
         self.update += 1
         self._safe = self.state()
 

@@ -9,6 +9,7 @@ from simic.training.build import build_run
 from simic.training.from_episodes import learn_from_episodes
 from simic.training.loop import train
 from simic.training.profiler import profiled
+from simic.training.progress import say
 from simic.training.run_directory import RunDirectory
 
 
@@ -23,15 +24,10 @@ def start(
     command: tuple[str, ...] = (),
 ) -> int:
     """Train, or learn from recorded episodes; returns the exit code."""
-
-    def say(text: str) -> None:
-        if not quiet:
-            print(text, flush=True)
-
-    directory = RunDirectory(path)
+    directory, tell = RunDirectory(path), (lambda text: None) if quiet else say
     with directory.lock():
         if config.algorithm != "ppo":
-            return learn_from_episodes(config, directory, init=init, command=command, say=say)
-        run = build_run(config, directory, resume=resume, init=init, quiet=quiet, command=command, say=say)
+            return learn_from_episodes(config, directory, init=init, command=command, say=tell)
+        run = build_run(config, directory, resume=resume, init=init, quiet=quiet, command=command, say=tell)
         with profiled(run, profile):
             return train(run)

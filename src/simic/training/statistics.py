@@ -21,6 +21,7 @@ def episode_figures(traces: Sequence[Trace]) -> dict[str, float]:
     ops = np.concatenate([trace.action[trace.valid][:, 0] for trace in traces])
     figures = {
         "score": float(score.mean()),
+        "gain": float(np.concatenate([trace.score - trace.twin_score for trace in traces]).mean()),
         "score_deviation": float(score.std()),
         "episode_return": float(returns.mean()),
         "accuracy": float(np.mean(np.concatenate([_last(trace, trace.val_accuracy) for trace in traces]))),

@@ -1,0 +1,136 @@
+"""Is there anything to adapt to? Fixed plans on many hosts of a family, the best of them in hindsight, and width.
+
+Run: python benchmarks/headroom.py [--family mlp] [--num-tasks 12] [--rng-seeds 16]
+
+Every plan leads the same hosts: never grow, or one blueprint in every slot from the start. The oracle takes the plan
+that was best for a host on validation data, and is scored on test data, as all are: points of accuracy minus
+log2(parameters / host's). "Wide" is the host widened to the parameters of the plan's network. All figures are means.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+from lab import run_parallel
+
+from simic.control.plan import Plan, PlanController
+from simic.environment.config import EpisodeConfig
+from simic.environment.trainings import HostTrainings
+from simic.evaluation.contestants import width_for
+from simic.tasks.families import find_family
+from simic.tasks.task import Task
+
+BLUEPRINTS = ("mlp_small", "mlp", "mlp_large")
+PLANS = {"never": Plan(max_seeds=0)} | {
+    name: Plan(first=0, interval=1, max_seeds=9, blueprints=(name,)) for name in BLUEPRINTS
+}
+POINTS = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    family: str = "mlp"
+    """The task family; its training tasks are drawn."""
+    num_tasks: int = 12
+    """Tasks."""
+    rng_seeds: int = 16
+    """Hosts of each."""
+    horizon: int = 24
+    """Host epochs."""
+
+
+class Job(NamedTuple):
+    """One task."""
+
+    options: Options
+    index: int
+
+
+class Found(NamedTuple):
+    """What the hosts of a task came to (N,)."""
+
+    kind: list[str]
+    score: dict[str, np.ndarray]
+    validation: dict[str, np.ndarray]
+    over_wide: dict[str, np.ndarray]
+
+
+def main(options: Options) -> None:
+    """Measure and print."""
+    found = run_parallel(measure, [Job(options, index) for index in range(options.num_tasks)])
+    score, validation = (
+        np.concatenate([np.stack([getattr(own, part)[name] for name in PLANS]) for own in found], 1)
+        for part in ("score", "validation")
+    )
+    for name, own in zip(PLANS, score, strict=True):
+        print(f"{name:12s} {own.mean():6.2f}")
+    hosts = np.arange(score.shape[1])
+    figures = {
+        "best_plan": float(score.mean(1).max()),
+        "oracle": float(score[validation.argmax(0), hosts].mean()),
+        "oracle_never_grows": float((validation.argmax(0) == 0).mean()),
+    }
+    kinds = [kind for own in found for kind in own.kind]
+    print("by problem: growth pays (points of accuracy and rent), grown minus equally wide (points of accuracy)")
+    for kind in sorted(set(kinds)):
+        here = np.array([own == kind for own in kinds])
+        cells = [f"{kind:16s} {here.sum():4d} hosts"]
+        for row, name in enumerate(BLUEPRINTS, start=1):
+            wide = np.concatenate([own.over_wide[name] for own in found])
+            cells.append(f"{name} {(score[row] - score[0])[here].mean():+6.2f} {wide[here].mean():+6.2f}")
+        print("   ".join(cells))
+    for name in BLUEPRINTS:
+        figures[f"over_wide_{name}"] = float(np.concatenate([own.over_wide[name] for own in found]).mean())
+    print("RESULT " + json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+def measure(job: Job) -> Found:
+    """All plans on the hosts of one task, and wide hosts."""
+    task, horizon = find_family(job.options.family).draw_task(job.index), job.options.horizon
+    rng_seeds = list(range(job.options.rng_seeds))
+    score: dict[str, np.ndarray] = {}
+    validation: dict[str, np.ndarray] = {}
+    over_wide: dict[str, np.ndarray] = {}
+    for name, plan in PLANS.items():
+        played = _play(task, plan, rng_seeds, horizon)
+        score[name], validation[name] = played.test - played.rent, played.validation - played.rent
+        if name in BLUEPRINTS:
+            assert task.host_of_width is not None
+            wide = task.widened(width_for(task.host_of_width, int(np.median(played.parameters))))
+            over_wide[name] = played.test - _play(wide, PLANS["never"], rng_seeds, horizon).test
+    traits = [task.draw(rng_seed).traits for rng_seed in rng_seeds]
+    kinds = [f"{own['concept']} {own.get('turns', own.get('hidden'))}" for own in traits]
+    return Found(kinds, score, validation, over_wide)
+
+
+class Played(NamedTuple):
+    """Exported networks (N,): points of accuracy, parameters and what they cost."""
+
+    test: np.ndarray
+    validation: np.ndarray
+    parameters: np.ndarray
+    rent: np.ndarray
+
+
+def _play(task: Task, plan: Plan, rng_seeds: list[int], horizon: int) -> Played:
+    trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon, attribute_at_end=False))
+    controller, facts = PlanController(plan), trainings.facts()
+    for _ in range(horizon):
+        facts = trainings.step(controller.act(facts)).facts
+    parameters = trainings.parameters(exported=True)
+    return Played(
+        test=POINTS * trainings.test_metric(),
+        validation=POINTS * facts.val_accuracy[:, -1],
+        parameters=parameters,
+        rent=np.log2(parameters / trainings.hosts.host_parameters),
+    )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
