@@ -4,10 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: train test test-all check bench setup clean
+.PHONY: train pretrained test test-all check bench setup clean
 
 train: $(STAMP)
-	$(BIN)/simic grow
+	$(BIN)/simic train
+
+# What ships in src/simic/pretrained, from nothing: the controller, and the fixed plan found with as many host trainings.
+pretrained: $(STAMP)
+	$(BIN)/simic train --preset pretrained --rng-seed 1 --out runs/pretrained --resume auto
+	$(BIN)/simic schedule --budget 25600 --out src/simic/pretrained/schedule.json
+	cp runs/pretrained/controller.safetensors src/simic/pretrained/controller.safetensors
 
 test: $(STAMP)
 	$(BIN)/pytest
@@ -32,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,report]"
 	touch $(STAMP)
 
 clean:

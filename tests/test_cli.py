@@ -84,7 +84,8 @@ def test_every_public_name_is_importable_and_listed():
 
 # `simic train`.
 
-TINY = ["--updates", "1", "--num-groups", "1", "--group-size", "2", "--horizon", "2", "--workers", "0"]
+TINY = ["--updates", "1", "--num-groups", "1", "--group-size", "2", "--horizon", "2"]
+TINY += ["--workers", "0", "--compare", "0"]
 
 
 def told(capsys, *args: str) -> tuple[int, str]:
@@ -114,7 +115,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["grow", "--controller", "heurstic"], 2, "did you mean heuristic?"),
     (["grow", "--task", "digit-cnn"], 2, "did you mean digits-cnn?"),
     (["presets"], 0, "quick"),
-    (["train", "--print-config"], 0, '"updates": 30'),
+    (["train", "--print-config"], 0, '"updates": 20'),
 ]
 ALL_IN_ONE = """
 import contextlib, io, json, os, sys
@@ -171,6 +172,16 @@ def test_printed_settings_are_a_config_file(tmp_path, capsys):
     _, again = told(capsys, "train", "--config", str(tmp_path / "a.json"), "--print-config")
     assert again.split("\n", 1)[1] == rest
     assert json.loads(rest)["reward"]["gamma"] == 0.9
+
+
+@pytest.mark.parametrize("name", ["record", "tensorboard", "wandb"])
+def test_a_flag_can_undo_what_a_file_says(tmp_path, capsys, name):
+    (tmp_path / "a.json").write_text(json.dumps({name: True}))
+    asked = ["train", "--config", str(tmp_path / "a.json"), "--print-config"]
+    for flags, source, value in (([], "", True), ([f"--no-{name}"], f" < flags --no-{name}", False)):
+        first, rest = told(capsys, *asked, *flags)[1].split("\n", 1)
+        assert first == f"# preset quick < file {tmp_path / 'a.json'}{source}"
+        assert json.loads(rest)[name] is value
 
 
 def test_presets_are_listed(capsys):
@@ -283,10 +294,24 @@ def test_a_bug_is_not_hidden(monkeypatch):
         main(["presets"])
 
 
+def test_a_training_ends_with_a_comparison_on_fresh_hosts(tmp_path, capsys):
+    out = tmp_path / "run"
+    code, said = told(capsys, "train", *TINY, "--task", "spirals-mlp", "--compare", "2", "--out", str(out))
+    assert code == 0
+    results = json.loads((out / "comparison" / "results.json").read_text())
+    assert list(results["controllers"]) == ["wait", "random", "heuristic", "trained"]
+    assert {episode["task"] for episode in results["episodes"]} == {"spirals-mlp"}
+    assert f"report: {out / 'comparison' / 'report.html'}" in said
+    assert (out / "comparison" / "report.html").is_file()
+    code, said = told(capsys, "train", "--resume", str(out), "--compare", "0", "--updates", "2")
+    assert code == 0
+    assert "report:" not in said
+
+
 @pytest.mark.parametrize("code", [0, 3, 143])
 def test_the_code_of_a_run_is_the_code_of_the_process(monkeypatch, capsys, code):
     monkeypatch.setattr("simic.training.start.start", lambda *args, **options: code)
-    assert told(capsys, "train")[0] == code
+    assert told(capsys, "train", "--compare", "0")[0] == code
 
 
 @pytest.mark.slow
@@ -301,6 +326,23 @@ def test_nobody_complains_when_the_reader_leaves(tmp_path, args):
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [[], ["--algorithm", "imitation", "--episodes", "heuristic"]])
+@pytest.mark.parametrize("settings", [[], ["--updates", "0"]], ids=["done", "refused"])
+def test_a_training_goes_on_when_the_reader_leaves(tmp_path, algorithm, settings):
+    """`simic train | head -1`: what it is for is in its directory, so it ends as it would have, in silence."""
+    args = ["train", *TINY, *settings, *algorithm, "--out", str(tmp_path / "run")]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "simic.cli", *args], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    refused = b"simic: updates must be at least 1, got 0\n"
+    assert (ended.returncode, ended.stderr) == ((2, refused) if settings else (0, b""))
+    assert (tmp_path / "run" / "controller.safetensors").exists() != bool(settings)
 
 
 def test_doctor(capsys):

@@ -8,16 +8,17 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
-from simic import __version__
+from simic import __version__, pretrained
 from simic.config import DEFAULT_PRESET, PRESETS, Algorithm, Device, RunConfig, override, read_config, to_dict
+from simic.evaluation.config import EvaluationConfig
 from simic.lifecycle import Incubation, LifecycleConfig
 from simic.rewards.schemes import SchemeName
 from simic.tasks import DEFAULT_TASK, FamilyName, TaskName
-from simic.telemetry.events import Level
+from simic.telemetry.events import FILES, Level
 
 USAGE_ERROR, DIVERGED, ENVIRONMENT_ERROR, INTERRUPTED = 2, 3, 4, 130
 RUNS = Path("runs")
@@ -28,7 +29,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
         name: (name,)
         for name in (
             *("task", "algorithm", "episodes", "rng_seed", "updates", "num_groups", "group_size", "workers"),
-            *("device", "level", "record", "tensorboard", "wandb", "checkpoint_every"),
+            *("device", "level", "record", "tensorboard", "wandb", "checkpoint_every", "compare"),
         )
     },
     "horizon": ("episode.horizon",),
@@ -38,7 +39,12 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "learning_rate": ("ppo.learning_rate",),
     "entropy_coefficient": ("ppo.entropy_coefficient",),
 }
-FAST = {"updates": 2, "num_groups": 2, "group_size": 4, "workers": 0, "checkpoint_every": 1, "episode": {"horizon": 6}}
+Switch = Annotated[bool | None, tyro.conf.DisallowNone]
+"""--name or --no-name; None if neither was given."""
+FAST = {
+    **{"updates": 2, "num_groups": 2, "group_size": 4, "workers": 0, "checkpoint_every": 1, "compare": 0},
+    "episode": {"horizon": 6},
+}
 """What --fast-dev-run sets."""
 
 
@@ -46,7 +52,7 @@ FAST = {"updates": 2, "num_groups": 2, "group_size": 4, "workers": 0, "checkpoin
 class TrainCommand:
     """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
 
-    preset: Literal["quick", "standard", "research"] = DEFAULT_PRESET
+    preset: Literal["quick", "standard", "pretrained", "research"] = DEFAULT_PRESET
     """Where settings start from; `simic presets` shows them."""
     config: Path | None = None
     """A JSON or TOML file of settings, for all that has no flag."""
@@ -97,17 +103,19 @@ class TrainCommand:
     """Weight of the policy's entropy."""
     level: Level | None = None
     """How much is recorded."""
-    record: bool = False
+    record: Switch = None
     """Keep the episodes for imitation and offline learning."""
-    tensorboard: bool = False
+    tensorboard: Switch = None
     """Mirror the figures to TensorBoard."""
-    wandb: bool = False
+    wandb: Switch = None
     """Mirror the figures to Weights & Biases; WANDB_MODE=offline needs no network."""
     checkpoint_every: int | None = None
     """Updates between checkpoints."""
+    compare: int | None = None
+    """Fresh hosts of each of four tasks on which the controller meets wait, random and heuristic in the end."""
 
     def run(self) -> int:
-        """Check everything that needs no torch, then train."""
+        """Check everything that needs no torch, then train, then compare."""
         directory, resume = self.place()
         config, sources = self.resolve()
         if self.print_config:
@@ -117,10 +125,12 @@ class TrainCommand:
         if self.init is not None and not self.init.is_file():
             raise FileNotFoundError(f"--init: there is no file {self.init}")
         if not self.quiet:
-            print(f"settings: {' < '.join(sources)}", flush=True)
+            from simic.training.progress import say
+
+            say(f"settings: {' < '.join(sources)}")
         from simic.training.start import start
 
-        return start(
+        code = start(
             config,
             directory,
             resume=resume,
@@ -128,6 +138,9 @@ class TrainCommand:
             quiet=self.quiet,
             profile=self.profile,
         )
+        if code == 0 and config.compare:
+            _compare(config, directory, quiet=self.quiet)
+        return code
 
     def resolve(self) -> tuple[RunConfig, list[str]]:
         """The settings, and where they come from, the weakest first."""
@@ -141,14 +154,11 @@ class TrainCommand:
         if self.fast_dev_run:
             config = override(config, FAST)
             sources.append("--fast-dev-run")
-        given = {
-            name: getattr(self, name)
-            for name in FLAGS
-            if not (getattr(self, name) is None or getattr(self, name) is False)
-        }
+        given = {name: value for name in FLAGS if (value := getattr(self, name)) is not None}
         if given:
             config = override(config, _nested(given))
-            sources.append("flags " + " ".join(f"--{name.replace('_', '-')}" for name in given))
+            flags = (f"--{'no-' * (value is False)}{name.replace('_', '-')}" for name, value in given.items())
+            sources.append("flags " + " ".join(flags))
         return config, sources
 
     def place(self) -> tuple[Path, bool]:
@@ -172,7 +182,7 @@ class GrowCommand:
     task: str = DEFAULT_TASK
     """What the host learns: a task, or `module:function`, which returns a `simic.Task` of your model and data."""
     controller: str = "heuristic"
-    """Who decides: heuristic, random, wait, or the path of a trained controller."""
+    """Who decides: heuristic, random, wait, autogrow, schedule, pretrained, or the path of a trained controller."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     host_epochs: int = 40
@@ -210,6 +220,86 @@ class GrowCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluateCommand:
+    """Compare controllers on the same fresh hosts, on test data: table, results.json, CSV and a report."""
+
+    controllers: tuple[str, ...] = ("wait", "random", "schedule", "heuristic", "autogrow")
+    """Who: wait, random, schedule, heuristic, autogrow, pretrained, a run, checkpoint, controller file or plan (.json),
+    separated by commas; label=PATH names one."""
+    tasks: tuple[str, ...] = ("mlp:held_out",)
+    """On what, separated by commas: FAMILY[:SPLIT] (held_out unless said) or the name of a task."""
+    num_tasks: int = EvaluationConfig.num_tasks
+    """Tasks drawn from each family."""
+    rng_seeds: int = 10
+    """Hosts of every task."""
+    first_rng_seed: int = 0
+    """The rng seed of the first host."""
+    horizon: int = EvaluationConfig.horizon
+    """Decisions of an episode."""
+    incubation: Incubation = LifecycleConfig.incubation
+    """How a seed learns before it is blended in."""
+    ablations: bool = False
+    """Compare every learned controller with static_final, static_wide, replay and shuffled of its own."""
+    sample: bool = False
+    """Learned controllers draw their actions, rather than take the likeliest."""
+    out: Path | None = None
+    """Directory of the results, and to resume from; by default one named after the time, in evaluations/."""
+    workers: int = 2
+    """Processes that train hosts; 0 trains them in the main process. The result is the same."""
+    quiet: bool = False
+    """Print nothing."""
+
+    def run(self) -> int:
+        """Check what needs no torch, then compare."""
+        if self.workers < 0:
+            raise ValueError(f"--workers must not be negative, got {self.workers}")
+        rng_seeds = tuple(range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds))
+        names = ("controllers", "tasks", "num_tasks", "horizon", "incubation", "ablations", "sample")
+        settings = {name: getattr(self, name) for name in names}
+        EvaluationConfig(rng_seeds=rng_seeds, **settings)
+        from simic.evaluation import evaluate
+
+        out = self.out or Path("evaluations") / time.strftime("%Y%m%d-%H%M%S")
+        evaluate(rng_seeds=rng_seeds, out=out, workers=self.workers, quiet=self.quiet, **settings)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleCommand:
+    """Search the best fixed plan, for `evaluate --controllers schedule=FILE`, by successive halving."""
+
+    budget: int = 4096
+    """Host trainings to spend."""
+    tasks: tuple[str, ...] = ("mlp:train",)
+    """Where to search: FAMILY[:SPLIT] or names of tasks, separated by commas."""
+    horizon: int = EvaluationConfig.horizon
+    """Decisions of an episode."""
+    incubation: Incubation = LifecycleConfig.incubation
+    """How a seed learns before it is blended in."""
+    rng_seed: int = 0
+    """Fixes tasks and hosts."""
+    out: Path = Path("schedule.json")
+    """Where the plan goes."""
+    workers: int = 2
+    """Processes that train hosts; 0 trains them in the main process. The result is the same."""
+    quiet: bool = False
+    """Print nothing."""
+
+    def run(self) -> int:
+        """Check what needs no torch, then search."""
+        from simic.evaluation.names import parse_tasks
+
+        parse_tasks(self.tasks, 1)
+        if not self.out.parent.is_dir():
+            raise FileNotFoundError(f"--out: the directory {self.out.parent} does not exist; create it first")
+        from simic.evaluation.search import search_plan
+
+        settings = {name: getattr(self, name) for name in ("budget", "tasks", "horizon", "incubation", "rng_seed")}
+        search_plan(**settings, workers=self.workers, quiet=self.quiet).save(self.out)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunsCommand:
     """List the runs in a directory."""
 
@@ -237,6 +327,32 @@ class InspectCommand:
         from simic.training.inspect import inspect_path
 
         return inspect_path(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """Write the HTML report of an evaluation or of a training run, which may still be going on."""
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """The directory of an evaluation (with its results.json) or of a run (with its events)."""
+    out: Path | None = None
+    """Where to write it; by default report.html in that directory."""
+
+    def run(self) -> int:
+        """Write it and say where."""
+        out, results = self.out or self.path / "report.html", self.path / "results.json"
+        if results.is_file():
+            from simic.evaluation.report import read_results, write_evaluation_report
+
+            write_evaluation_report(read_results(results), out)
+        elif any((self.path / name).is_file() for name in FILES):
+            from simic.evaluation.run_report import write_run_report
+
+            write_run_report(self.path, out)
+        else:
+            raise ValueError(f"{self.path} holds neither {results.name} nor events; `simic runs` lists runs")
+        print(f"report: {out}")
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,8 +392,11 @@ class VersionCommand:
 Command = (
     Annotated[TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[GrowCommand, tyro.conf.subcommand("grow")]
+    | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
+    | Annotated[ScheduleCommand, tyro.conf.subcommand("schedule")]
     | Annotated[RunsCommand, tyro.conf.subcommand("runs")]
     | Annotated[InspectCommand, tyro.conf.subcommand("inspect")]
+    | Annotated[ReportCommand, tyro.conf.subcommand("report")]
     | Annotated[PresetsCommand, tyro.conf.subcommand("presets")]
     | Annotated[DoctorCommand, tyro.conf.subcommand("doctor")]
     | Annotated[VersionCommand, tyro.conf.subcommand("version")]
@@ -285,7 +404,7 @@ Command = (
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point of `simic`.
+    """Entry point of `simic`. What only prints ends when nobody reads on; a training goes on in silence.
 
     Exit codes: 0 done, 2 usage, 3 diverged, 4 environment (files, disk, memory), 130 or 143 stopped, 1 a bug.
     """
@@ -294,7 +413,8 @@ def main(args: list[str] | None = None) -> None:
         code = command.run()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has left: nothing more to say, and no complaint at exit either.
+        # Whoever read our output has left: nothing more to say, and no complaint at exit either. A training never
+        # comes here: it may not be called done because of that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
@@ -307,6 +427,23 @@ def main(args: list[str] | None = None) -> None:
         code = _fail(error, ENVIRONMENT_ERROR)
     if code:
         sys.exit(code)
+
+
+def _compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:
+    """Let what was just trained and some rules lead the same fresh hosts, of tasks that training never saw."""
+    from simic.evaluation import evaluate
+
+    evaluate(
+        ("wait", "random", "heuristic", f"trained={directory}"),
+        (f"{config.task}:validation" if config.task in get_args(FamilyName) else config.task,),
+        range(config.compare),
+        num_tasks=4,
+        horizon=config.episode.horizon,
+        incubation=config.lifecycle.incubation,
+        out=directory / "comparison",
+        workers=config.workers,
+        quiet=quiet,
+    )
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -328,8 +465,6 @@ def _nested(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_task(name: str) -> None:
-    from typing import get_args
-
     from simic.config import nearest
 
     if ":" not in name and name not in get_args(TaskName):
@@ -339,11 +474,12 @@ def _check_task(name: str) -> None:
 def _check_controller(name: str) -> None:
     from simic.config import nearest
 
-    if name not in ("heuristic", "random", "wait") and not Path(name).is_file():
-        raise ValueError(
-            f"--controller must be heuristic, random, wait or the path of a trained one, got {name!r}; "
-            f"{nearest(name, ('heuristic', 'random', 'wait'))}"
-        )
+    known = ("heuristic", "random", "wait", "autogrow", "schedule", "pretrained")
+    if name == "pretrained":
+        pretrained.check_controller()
+    elif name not in known and not Path(name).is_file():
+        hint = nearest(name, known)
+        raise ValueError(f"--controller must be {', '.join(known)} or the path of a trained one, got {name!r}; {hint}")
 
 
 assert set(FLAGS) <= {field.name for field in fields(TrainCommand)}

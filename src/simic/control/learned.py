@@ -5,12 +5,14 @@ Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree 
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from simic import pretrained
 from simic.actions import HEAD_VALUES, HEADS, Op
 from simic.bundle import BundleError, load_bundle
 from simic.control.facts import Facts
@@ -67,6 +69,11 @@ class LearnedController:
         """From a file written by `PPOAgent.save`."""
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
+    @classmethod
+    def pretrained(cls, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
+        """The one that ships with simic."""
+        return cls(load_pretrained(), greedy=greedy, rng_seed=rng_seed)
+
     def act(self, facts: Facts) -> np.ndarray:
         """One action per host (N, H); a host at its first decision starts from an empty memory."""
         masks = legal_masks(facts)
@@ -93,7 +100,11 @@ class LearnedController:
 
 def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
     """The network of a saved agent; one that is no growth controller, or sees other features, is refused."""
-    saved = load_bundle(path)
+    return network_of(load_bundle(path), path)
+
+
+def network_of(saved: Any, path: str | Path) -> FactoredRecurrentActorCritic:
+    """The network in an agent's saved state, which was found at `path`."""
     about = saved.get("about", {}) if isinstance(saved, dict) else {}
     if about.get("network") != FactoredRecurrentActorCritic.__name__:
         raise BundleError(f"{path} holds no growth controller: its network is {about.get('network')!r}")
@@ -102,3 +113,10 @@ def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
         raise BundleError(f"{path} looks at {about['sizes']} features, this simic shows {network.sizes}; train it anew")
     network.load_state_dict(saved["network"])
     return network
+
+
+def load_pretrained() -> FactoredRecurrentActorCritic:
+    """The network that ships with simic."""
+    pretrained.check_controller()
+    with resources.as_file(pretrained.CONTROLLER) as path:
+        return load_network(path)

@@ -17,11 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from simic.actions import HEADS, Action
 from simic.bundle import load_bundle, save_bundle
+from simic.control.autogrow import AutoGrowController
 from simic.control.baselines import Controller, RandomController, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.heuristic import HeuristicController
 from simic.control.learned import LearnedController
 from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
+from simic.control.plan import PlanController, load_plan
 from simic.growth.model import GrowableModel
 from simic.growth.topology import GROWTH_KEY, growth_record
 from simic.lifecycle import IllegalActionError, Stage
@@ -35,6 +37,9 @@ _CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "heuristic": lambda rng_seed: HeuristicController(),
     "random": RandomController,
     "wait": lambda rng_seed: WaitController(),
+    "autogrow": lambda rng_seed: AutoGrowController(),
+    "schedule": lambda rng_seed: PlanController(load_plan()),
+    "pretrained": lambda rng_seed: LearnedController.pretrained(rng_seed=rng_seed),
 }
 
 

@@ -1,0 +1,73 @@
+"""AutoGrowController: periodic growth until it brings no gain, after AutoGrow (Wen et al. 2020).
+
+AutoGrow adds a layer every few epochs, slot by slot, keeps it, and ends growth when the last one did not raise the
+validation accuracy. Layers are of the host's own kind. Its authors found that quick growth is best: a period is short.
+
+Shapes: N hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simic.actions import Op
+from simic.control.facts import Facts
+from simic.control.legality import legal_masks
+from simic.control.plan import move_on, pick_blueprints, plant
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoGrowConfig:
+    """When growth goes on."""
+
+    period: int = 3
+    """Decisions between one seed and the next, and before the first: as many as the ramp takes."""
+    min_gain: float = 0.005
+    """Rise of the best validation metric since the last growth that counts as gain, in the metric's unit."""
+    blueprints: tuple[str, ...] = ("mlp", "conv")
+    """What is planted, the first that fits: a layer like those of the host."""
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError(f"period must be at least 1, got {self.period}")
+
+
+class AutoGrowController:
+    """Every period, one more seed in the next empty slot; never again once a period brought no gain."""
+
+    def __init__(self, config: AutoGrowConfig | None = None) -> None:
+        self.config = config or AutoGrowConfig()
+        self._memory: dict[str, np.ndarray] = {}  # (N,) each
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """Keep what was planted, and plant when a period has passed with gain (N, H)."""
+        memory, masks = self._remember(facts), legal_masks(facts)
+        over = facts.decision - memory["grown_at"] >= self.config.period
+        gained = memory["best"] >= memory["reference"] + self.config.min_gain
+        memory["stopped"] |= over & ~gained
+        due = over & ~memory["stopped"]
+        actions = plant(move_on(masks), facts, masks, due, pick_blueprints(facts, self.config.blueprints, 0.5))
+        grows = actions[:, 0] == Op.GERMINATE
+        memory["grown_at"] = np.where(grows, facts.decision, memory["grown_at"])
+        memory["reference"] = np.where(grows, memory["best"], memory["reference"])
+        return actions
+
+    def _remember(self, facts: Facts) -> dict[str, np.ndarray]:
+        fresh = facts.decision == 0
+        start = {"best": -np.inf, "reference": -np.inf, "grown_at": 0, "stopped": False}
+        if not self._memory or len(self._memory["best"]) != facts.num_hosts:
+            self._memory = {name: np.full(facts.num_hosts, value) for name, value in start.items()}
+        self._memory = {name: np.where(fresh, start[name], values) for name, values in self._memory.items()}
+        self._memory["best"] = np.fmax(self._memory["best"], facts.metric[:, -1])
+        return self._memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best metrics and when hosts grew."""
+        return {name: values.copy() for name, values in self._memory.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what `state_dict` said."""
+        self._memory = {name: np.array(values) for name, values in state.items()}

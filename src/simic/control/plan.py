@@ -1,0 +1,151 @@
+"""PlanController: a fixed plan that fits any task. It says when to plant and what, and never looks at how hosts fare.
+
+Shapes: N hosts, S slots, H heads of an action.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simic import pretrained
+from simic.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
+from simic.control.facts import Facts
+from simic.control.legality import Masks, legal_masks
+from simic.lifecycle import LifecycleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """When to germinate what. Seeds are advanced and fossilised as soon as that is legal; times are decisions."""
+
+    first: int = 0
+    """Decision of the first seed."""
+    interval: int = 4
+    """Decisions between one seed and the next."""
+    max_seeds: int = 1
+    """Slots that get a seed at most, those near the input first."""
+    blueprints: tuple[str, ...] = ()
+    """Names in order of preference; `size` decides in a slot that none of them fits."""
+    size: float = 0.5
+    """Rank by parameters among the blueprints that fit a slot: 0 is the smallest, 1 the largest."""
+    style: str = "linear-add"
+    """How seeds are blended in."""
+    tempo: int = 3
+    """Decisions that the ramp takes."""
+    alpha_target: float = 1.0
+    """Where the ramp ends."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 0), ("interval", 1), ("max_seeds", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.size <= 1:
+            raise ValueError(f"size must be a rank from 0 to 1, got {self.size}")
+        for name in ("style", "tempo", "alpha_target"):
+            if getattr(self, name) not in HEAD_VALUES[name]:
+                raise ValueError(f"{name} must be one of {HEAD_VALUES[name]}, got {getattr(self, name)!r}")
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def load_plan(path: Path | None = None) -> Plan:
+    """The plan in a JSON file; without one the plan that ships with simic, the best found on training tasks."""
+    source = pretrained.SCHEDULE if path is None else path
+    try:
+        table: Any = json.loads(source.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is no table")
+        unknown = sorted(set(table) - {field.name for field in fields(Plan)})
+        if unknown:
+            raise ValueError(f"a plan has no {', '.join(unknown)}")
+        settings: dict[str, Any] = {**table, "blueprints": tuple(table.get("blueprints", ()))}
+        return Plan(**settings)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source} holds no plan: {error}; `simic schedule` writes one") from None
+
+
+class PlanController:
+    """Carries out one plan for all hosts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """Move seeds on, or plant what is due (N, H)."""
+        plan, masks = self.plan, legal_masks(facts)
+        planted = facts.slots.occupied.sum(1)
+        due = (facts.decision >= plan.first + plan.interval * planted) & (planted < plan.max_seeds)
+        blueprint = pick_blueprints(facts, plan.blueprints, plan.size)
+        heads = (plan.style, plan.tempo, plan.alpha_target)
+        return plant(move_on(masks), facts, masks, due, blueprint, *heads)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is remembered: time and seeds are in the facts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to remember."""
+
+
+def move_on(masks: Masks) -> np.ndarray:
+    """Fossilise where that is legal, else advance where that is, else wait (N, H)."""
+    actions = np.zeros((len(masks.op), len(HEADS)), dtype=np.int64)
+    for op in (Op.ADVANCE, Op.FOSSILIZE):  # the later takes precedence
+        chosen = masks.op[:, op]
+        actions[chosen, 0] = op
+        actions[chosen, 1] = masks.slot[chosen, op].argmax(1)
+    return actions
+
+
+def plant(
+    actions: np.ndarray,
+    facts: Facts,
+    masks: Masks,
+    due: np.ndarray,
+    blueprint: np.ndarray,
+    style: str = "linear-add",
+    tempo: int = 3,
+    alpha_target: float = 1.0,
+) -> np.ndarray:
+    """The actions (N, H), with a seed of each slot's blueprint (S,) in the first empty slot where one is due (N,).
+
+    A host with something else to do does that first; a seed that could not become a fossil in time is not planted.
+    """
+    left = np.where(facts.horizon > 0, facts.horizon - facts.decision, np.iinfo(np.int64).max)
+    in_time = left >= decisions_to_fossil(facts.lifecycle, tempo)
+    chosen = due & in_time & masks.op[:, Op.GERMINATE] & (actions[:, 0] == Op.WAIT)
+    slot = masks.slot[:, Op.GERMINATE].argmax(1)
+    row = np.zeros_like(actions)
+    row[:, 0], row[:, 1], row[:, 2] = Op.GERMINATE, slot, blueprint[slot]
+    row[:, 3] = [known.name for known in STYLES].index(style)
+    row[:, 4], row[:, 5] = TEMPOS.index(tempo), ALPHA_TARGETS.index(alpha_target)
+    return np.where(chosen[:, None], row, actions)
+
+
+def decisions_to_fossil(lifecycle: LifecycleConfig, tempo: int) -> int:
+    """Decisions from germination to fossilisation, both included: the ramp, advance, fossilize."""
+    incubation = 1 + lifecycle.min_training_decisions if lifecycle.has_training_stage else 0
+    return tempo + 2 + incubation
+
+
+def pick_blueprints(facts: Facts, names: Sequence[str], size: float) -> np.ndarray:
+    """For every slot (S,) the first of these that fits, else the one of that rank by parameters; -1 if none fits."""
+    picked = np.full(len(facts.slot_names), -1)
+    for slot, parameters in enumerate(facts.blueprint_parameters):
+        fitting = np.flatnonzero(parameters >= 0)
+        wanted = [facts.blueprint_names.index(name) for name in names if name in facts.blueprint_names]
+        wanted = [index for index in wanted if parameters[index] >= 0]
+        if wanted:
+            picked[slot] = wanted[0]
+        elif fitting.size:
+            by_size = fitting[np.argsort(parameters[fitting], kind="stable")]
+            picked[slot] = by_size[round(size * (len(by_size) - 1))]
+    return picked

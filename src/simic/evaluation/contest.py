@@ -1,0 +1,226 @@
+"""evaluate: every contestant leads the same fresh hosts; what they came to, as one table of results.
+
+A unit of work is one contestant on one task, all rng seeds stacked. Units run over the workers; each that is done is
+kept under a hash of what determines it, so that an evaluation that was killed goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import simic
+from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.evaluation.config import EvaluationConfig
+from simic.evaluation.contestants import Settings, Unit, find_task, given_by_episodes, given_to, play_unit
+from simic.evaluation.measure import RENT
+from simic.evaluation.names import Contestant, NamedTask
+from simic.evaluation.output import Parts, Teller, print_tables, write_results
+from simic.evaluation.statistics import summarize
+from simic.lifecycle import LifecycleConfig
+from simic.training.episodes import Weights
+from simic.training.workers import WorkerPool
+
+FORMAT = 1
+DECISIVE = (
+    *("actions.py", "lifecycle.py", "ramps.py", "slots.py", "passes.py", "control", "environment", "growth"),
+    *("policy", "rewards", "tasks", "evaluation/contestants.py", "evaluation/flops.py", "evaluation/measure.py"),
+)
+"""The code that episodes follow from: parts made by other code are not used."""
+
+
+def evaluate(
+    controllers: Sequence[str],
+    tasks: Sequence[str],
+    rng_seeds: Sequence[int],
+    *,
+    out: Path | None = None,
+    workers: int = 0,
+    quiet: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """Compare controllers on the same fresh hosts; `options` are the other fields of EvaluationConfig.
+
+    Results, parts to resume from and a report are written to `out`. They do not depend on the number of workers.
+    """
+    config = EvaluationConfig(
+        controllers=tuple(controllers), tasks=tuple(tasks), rng_seeds=tuple(map(int, rng_seeds)), **options
+    )
+    contest = Contest(config, None if out is None else out / "parts", quiet=quiet)
+    results = contest.run(workers)
+    if out is not None:
+        write_results(results, contest.timing(), out)
+        print_tables(results, contest.teller.console)
+        for note in results["notes"]:
+            contest.teller.say(note)
+        contest.teller.say(f"results: {out / 'results.json'}")
+        write_report(results, out / "report.html", contest.teller)
+    return results
+
+
+def write_report(results: dict[str, Any], path: Path, teller: Teller) -> None:
+    """The HTML report, if there is something to plot with."""
+    try:
+        import matplotlib  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        teller.say("no report, because matplotlib is missing: pip install 'simic-rl[report]'")
+        return
+    from simic.evaluation.report import write_evaluation_report
+
+    write_evaluation_report(results, path)
+    teller.say(f"report: {path}")
+
+
+class Contest:
+    """The units of an evaluation, and the parts that are done."""
+
+    def __init__(self, config: EvaluationConfig, directory: Path | None = None, *, quiet: bool = True) -> None:
+        self.config = config
+        self.settings = Settings(
+            rng_seeds=config.rng_seeds,
+            episode=EpisodeConfig(horizon=config.horizon),
+            lifecycle=LifecycleConfig(incubation=config.incubation),
+            governor=GovernorConfig(),
+            greedy=not config.sample,
+        )
+        self.given = {own.label: given_to(own) for own in config.contestants}
+        for task in config.named_tasks:
+            if task.split is None:
+                find_task(task)  # files that are missing are told before any work is done
+        self._digests = {label: _digest(given) for label, given in self.given.items()}
+        self.parts = Parts(directory)
+        self.teller = Teller(len(config.contestants) * len(config.named_tasks), quiet=quiet)
+
+    def run(self, workers: int) -> dict[str, Any]:
+        """Play what is not done yet: first who stands alone, then who derives from their episodes."""
+        pool, threads = WorkerPool(_timed_unit, workers), torch.get_num_threads()
+        torch.set_num_threads(1)  # as in workers: sums come in one order
+        try:
+            with self.teller.shown():
+                for derived in (False, True):
+                    self._play(pool, [own for own in self.config.contestants if _is_derived(own) == derived])
+        finally:
+            torch.set_num_threads(threads)
+            pool.close()
+        return self._results()
+
+    def timing(self) -> dict[str, Any]:
+        """Seconds of work in every unit, by contestant and task."""
+        return {
+            own.label: {str(task): self._part(own, task)["seconds"] for task in self.config.named_tasks}
+            for own in self.config.contestants
+        }
+
+    def _play(self, pool: WorkerPool, contestants: Sequence[Contestant]) -> None:
+        waiting = []
+        for task in self.config.named_tasks:
+            for own in contestants:
+                part = self.parts.get(self._key(own, task))
+                if part is None:
+                    waiting.append((own, task))
+                else:
+                    self.teller.done(own.label, str(task), part, kept=True)
+        units = [Unit(task, own.kind, self._given(own, task)) for own, task in waiting]
+        for index, part in pool.stream(self.settings, units):
+            own, task = waiting[index]
+            self.parts.put(self._key(own, task), part)
+            self.teller.done(own.label, str(task), part, kept=False)
+
+    def _given(self, contestant: Contestant, task: NamedTask) -> Any:
+        if not _is_derived(contestant):
+            return self.given[contestant.label]
+        of = next(own for own in self.config.contestants if own.label == contestant.of)
+        return given_by_episodes(contestant.kind, self._part(of, task))
+
+    def _part(self, contestant: Contestant, task: NamedTask) -> dict[str, Any]:
+        part = self.parts.get(self._key(contestant, task))
+        assert part is not None, f"{contestant.label} has not played {task}"
+        return part
+
+    def _key(self, contestant: Contestant, task: NamedTask) -> str:
+        """A hash of what the episodes of a unit follow from."""
+        whole = (_code(), torch.__version__, self.settings, task, contestant.kind, self._digests[contestant.label])
+        return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
+
+    def _results(self) -> dict[str, Any]:
+        config, episodes, notes = self.config, list[dict[str, Any]](), list[str]()
+        for own in config.contestants:
+            parts = {str(task): self._part(own, task) for task in config.named_tasks}
+            missed = [part["note"] for part in parts.values() if "note" in part]
+            if missed:  # comparisons are of the same hosts, or of nothing
+                notes.append(f"{own.label} is left out: {missed[0]}")
+                continue
+            for task, part in parts.items():
+                episodes += [{"controller": own.label, "task": task} | episode for episode in part["episodes"]]
+        return {
+            "format": FORMAT,
+            "command": config.command,
+            "versions": {
+                "simic": simic.__version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "settings": {
+                "num_tasks": config.num_tasks,
+                "horizon": config.horizon,
+                "incubation": config.incubation,
+                "sample": config.sample,
+                "rent_weight": RENT,
+            },
+            "controllers": {
+                own.label: {"kind": own.kind, "of": own.of, "description": own.description}
+                for own in config.contestants
+            },
+            "tasks": [str(task) for task in config.named_tasks],
+            "rng_seeds": list(config.rng_seeds),
+            "notes": notes,
+            "episodes": episodes,
+            "summary": summarize(episodes, pooled=self._pooled({episode["controller"] for episode in episodes})),
+        }
+
+    def _pooled(self, played: set[str]) -> dict[str, list[str]]:
+        """Several learned controllers, and their ablations, are also judged as one under the name of their kind."""
+        kinds: dict[str, list[str]] = {}
+        for own in self.config.contestants:
+            if own.label in played and (own.kind == "learned" or own.of is not None):
+                kinds.setdefault(own.kind, []).append(own.label)
+        return {kind: labels for kind, labels in kinds.items() if len(labels) > 1 and kind not in played}
+
+
+def _timed_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
+    began = time.monotonic()
+    return play_unit(settings, unit) | {"seconds": time.monotonic() - began}
+
+
+def _is_derived(contestant: Contestant) -> bool:
+    """Whether what it is given depends on episodes of another."""
+    return contestant.kind in ("static_final", "static_wide", "replay")
+
+
+def _digest(given: Any) -> str:
+    """A hash of what a contestant is given on every task."""
+    if not isinstance(given, Weights):
+        return repr(given)
+    digest = hashlib.sha256(repr(given.config).encode())
+    for name, array in given.arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def _code() -> str:
+    root, digest = Path(simic.__file__).parent, hashlib.sha256()
+    for name in DECISIVE:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

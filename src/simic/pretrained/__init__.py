@@ -1,0 +1,17 @@
+"""Files that ship with simic: a trained controller, and the best fixed plan. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+CONTROLLER = resources.files(__name__) / "controller.safetensors"
+SCHEDULE = resources.files(__name__) / "schedule.json"
+
+
+def check_controller() -> None:
+    """Raise if this simic comes without a trained controller."""
+    if not CONTROLLER.is_file():
+        raise FileNotFoundError(
+            f"this simic comes without a trained controller ({CONTROLLER} is missing): train one with `simic train` "
+            "and give its path"
+        )

@@ -1,0 +1,85 @@
+"""Planted answers: tasks of which it is known what growth is worth, and that `evaluate` says so."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from arena import make_data, make_task, of
+from torch import nn
+
+from simic import pretrained
+from simic.control.plan import Plan
+from simic.evaluation.contest import evaluate
+from simic.growth.blueprints import BLUEPRINTS
+from simic.tasks.task import Task
+
+pytestmark = pytest.mark.slow
+
+SIZES = (512, 512, 512)
+CLEVER = ["heuristic", *(["pretrained"] if pretrained.CONTROLLER.is_file() else [])]
+"""Controllers that should find out what a task is worth."""
+
+
+def scores(results: dict[str, Any]) -> dict[str, float]:
+    return {label: figures["score"]["mean"] for label, figures in results["summary"]["controllers"].items()}
+
+
+def lead(results: dict[str, Any], label: str, other: str) -> float:
+    """The lower end of the interval of the difference in score."""
+    return results["summary"]["paired"][label][other]["score"]["low"]
+
+
+def compare(*controllers: str) -> dict[str, Any]:
+    return evaluate(controllers, ["spirals-mlp"], range(8), horizon=24)
+
+
+def save_plan(path, **plan: Any) -> str:
+    Plan(**plan).save(path / f"{'-'.join(plan['blueprints'])}.json")
+    return str(path / f"{'-'.join(plan['blueprints'])}.json")
+
+
+def test_where_growth_never_pays_who_grows_loses_and_the_clever_do_not(compete_on, tmp_path):
+    # One side of a plane: the host alone can tell, so that all a seed brings is rent.
+    data = make_data(lambda x: x.sum(1) > 0, SIZES)
+    compete_on(make_task(data=data, learning_rate=2e-2, batch_size=32))
+    results = compare("wait", save_plan(tmp_path, blueprints=("mlp_large",), first=0), "autogrow", *CLEVER)
+    found = scores(results)
+    assert found["wait"] > 95
+    assert lead(results, "wait", "mlp_large") > 0
+    for label in CLEVER:
+        assert found["wait"] - found[label] < 2.0
+
+
+def blind_task() -> Task:
+    """Tell inputs that are large, of either sign, from small ones: no linear map can, and the host is one."""
+    data = make_data(lambda x: x[:, 0].abs() > 0.6745, SIZES, features=16)
+    return make_task(data=data, learning_rate=3e-2, batch_size=32, make_host=linear_host, slots=("stem",))
+
+
+def linear_host() -> nn.Sequential:
+    return nn.Sequential(OrderedDict(stem=nn.Linear(16, 8), head=nn.Linear(8, 2)))
+
+
+def test_where_growth_always_pays_who_grows_wins(compete_on, tmp_path):
+    compete_on(blind_task())
+    results = compare("wait", save_plan(tmp_path, blueprints=("mlp",), first=0), "random", *CLEVER)
+    assert scores(results)["wait"] < 60
+    assert lead(results, "mlp", "wait") > 10
+    for label in CLEVER:
+        assert lead(results, label, "wait") > 10
+        assert scores(results)[label] > scores(results)["random"]
+
+
+def test_where_one_blueprint_pays_it_is_the_one(compete_on, monkeypatch, tmp_path):
+    # Of the two blueprints, one is linear as the host is: all it brings is rent.
+    for name in [name for name in BLUEPRINTS if name not in ("low_rank", "mlp_small")]:
+        monkeypatch.delitem(BLUEPRINTS, name)
+    compete_on(blind_task())
+    plans = [save_plan(tmp_path, blueprints=(name,), first=0) for name in ("mlp_small", "low_rank")]
+    results = compare("wait", *plans, *CLEVER)
+    assert lead(results, "mlp_small", "wait") > 10
+    assert lead(results, "mlp_small", "low_rank") > 10
+    assert scores(results)["low_rank"] < scores(results)["wait"] + 1
+    for label in CLEVER:
+        assert lead(results, label, "wait") > 5
+    assert {seed["blueprint"] for episode in of(results, "low_rank") for seed in episode["seeds"]} == {"low_rank"}
