@@ -49,7 +49,7 @@ class Job(NamedTuple):
     """One task."""
 
     options: Options
-    index: int
+    number: int
 
 
 class Found(NamedTuple):
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 def main(options: Options) -> None:
     """Measure and print."""
-    found = run_parallel(measure, [Job(options, index) for index in range(options.num_tasks)])
+    found = run_parallel(measure, [Job(options, number) for number in range(options.num_tasks)])
     score, validation = (
         np.concatenate([np.stack([getattr(own, part)[name] for name in PLANS]) for own in found], 1)
         for part in ("score", "validation")
@@ -92,7 +92,7 @@ def main(options: Options) -> None:
 
 def measure(job: Job) -> Found:
     """All plans on the hosts of one task, and wide hosts."""
-    task, horizon = find_family(job.options.family).draw_task(job.index), job.options.horizon
+    task, horizon = find_family(job.options.family).draw_task(job.number), job.options.horizon
     rng_seeds = list(range(job.options.rng_seeds))
     score: dict[str, np.ndarray] = {}
     validation: dict[str, np.ndarray] = {}

@@ -47,14 +47,14 @@ class Job(NamedTuple):
     """Some settings on one task."""
 
     options: Options
-    index: int
+    number: int
     config: HeuristicConfig
 
 
 def main(options: Options) -> None:
     """Measure and print, best first."""
     configs = [HeuristicConfig(), *(config for config in GRID if config != HeuristicConfig())]
-    jobs = [Job(options, index, config) for config in configs for index in range(options.num_tasks)]
+    jobs = [Job(options, number, config) for config in configs for number in range(options.num_tasks)]
     scores = np.stack(run_parallel(measure, jobs)).reshape(len(configs), -1)
     difference = scores - scores[0]
     for row in np.argsort(-scores.mean(1)):
@@ -70,7 +70,7 @@ def main(options: Options) -> None:
 
 def measure(job: Job) -> np.ndarray:
     """The scores of the hosts of one task."""
-    task, horizon = find_family(job.options.family).draw_task(FIRST_TASK + job.index), job.options.horizon
+    task, horizon = find_family(job.options.family).draw_task(FIRST_TASK + job.number), job.options.horizon
     rng_seeds = range(FIRST_RNG_SEED, FIRST_RNG_SEED + job.options.rng_seeds)
     trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon, attribute_at_end=False))
     controller, facts = HeuristicController(job.config), trainings.facts()
