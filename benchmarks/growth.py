@@ -15,7 +15,11 @@ from dataclasses import dataclass
 import tyro
 from lab import Outcome, mean_and_error, run_parallel, train
 
+from simic.control.heuristic import HeuristicConfig, HeuristicController
 from simic.tasks.task import make_task
+
+RULE = HeuristicConfig(max_live_seeds=1, max_seed_ratio=1.0)
+"""Cautious: one seed at a time, none larger than the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ def measure(job: tuple[Options, int]) -> dict[str, Outcome]:
     options, rng_seed = job
     task = make_task(options.task)
     alone, _ = train(task, "wait", host_epochs=options.host_epochs, rng_seed=rng_seed)
-    grown, _ = train(task, "heuristic", host_epochs=options.host_epochs, rng_seed=rng_seed)
+    grown, _ = train(task, HeuristicController(RULE), host_epochs=options.host_epochs, rng_seed=rng_seed)
     scratch, _ = train(task, "wait", host_epochs=options.host_epochs, rng_seed=rng_seed, planted=grown.architecture)
     return {"alone": alone, "grown": grown, "scratch": scratch}
 

@@ -94,11 +94,11 @@ class RunConfig:
         return self.num_groups * self.group_size
 
 
-def _learning(updates: int) -> PPOConfig:
+def _learning(updates: int, learning_rate: float = 1e-3) -> PPOConfig:
     """PPO for a run of so many updates: steps and exploration shrink towards its end."""
     return PPOConfig(
         gamma=1.0,
-        learning_rate=1e-3,
+        learning_rate=learning_rate,
         learning_rate_schedule="linear",
         ppo_epochs=6,
         num_minibatches=4,
@@ -113,14 +113,16 @@ _REWARD = RewardConfig(gamma=1.0)
 PRESETS: dict[str, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
-        RunConfig(updates=20, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_learning(20), reward=_REWARD),
+        RunConfig(
+            updates=16, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_learning(16, 2e-3), reward=_REWARD
+        ),
     ),
     "standard": (
         "About 45 minutes on 2 CPU cores.",
-        RunConfig(updates=300, num_groups=4, group_size=32, compare=16, ppo=_learning(300), reward=_REWARD),
+        RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_learning(240), reward=_REWARD),
     ),
     "pretrained": (
-        "What the controller that ships with simic was trained with; about 15 minutes on 2 CPU cores.",
+        "What the controller that ships with simic was trained with; about 20 minutes on 2 CPU cores.",
         RunConfig(updates=100, num_groups=4, group_size=32, ppo=_learning(100), reward=_REWARD),
     ),
     "research": (

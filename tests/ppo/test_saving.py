@@ -173,3 +173,17 @@ def test_a_compiled_agent_saves_the_plain_network(tmp_path):
     plain.load(tmp_path / "agent")
     assert_equal_states(plain.state_dict(), compiled.state_dict())
     assert not any("_orig_mod" in path for path in tensors_of(compiled.state_dict()))
+
+
+def test_a_controller_is_what_an_agent_decides_by(tmp_path):
+    agent, other = growth_agent(rng_seed=5, **SETTINGS), growth_agent(rng_seed=6, **SETTINGS)
+    agent.update(play(agent, 10, 4, seed=1)[0])
+    agent.save(tmp_path / "agent.safetensors")
+    agent.save_controller(tmp_path / "controller.safetensors")
+    sizes = [(tmp_path / name).stat().st_size for name in ("agent.safetensors", "controller.safetensors")]
+    assert sizes[1] < 0.45 * sizes[0]
+    assert_equal_states(load_bundle(tmp_path / "controller.safetensors")["network"], agent.state_dict()["network"])
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(BundleError, match="without optimizer, generator, counts cannot learn on: resume from a check"):
+        other.load(tmp_path / "controller.safetensors")
+    assert_equal_states(before, other.state_dict())

@@ -28,7 +28,7 @@ KEEP = 1 / 3
 """Share of the plans that survive a rung."""
 MIN_HOSTS = 2
 """Hosts of a task that each plan leads at least; few, because more tasks say more than more hosts."""
-STACK = 24
+STACK = 96
 """Hosts that are trained as one: few plans lead more hosts each."""
 
 

@@ -29,6 +29,8 @@ from simic.ppo.scales import ReturnScale, ValueScale
 from simic.telemetry.anomalies import Thresholds
 
 FORMAT, VERSION = "simic-agent", 1
+LEARNING = ("optimizer", "generator", "counts")
+"""Parts of an agent's state that only learning needs."""
 KL_STEER = 1.5
 """Factor by which a learning rate that is steered by the KL changes."""
 LEARNING_RATE_LIMITS = (1e-6, 1e-2)
@@ -343,6 +345,9 @@ class PPOAgent:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over another agent's state; one that does not fit is refused before anything changes."""
         check_agent_state(state, self.about())
+        missing = [name for name in LEARNING if name not in state]
+        if missing:
+            raise BundleError(f"a controller without {', '.join(missing)} cannot learn on: resume from a checkpoint")
         check_shapes(state["network"], self.plain.state_dict())
         self.plain.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
@@ -356,6 +361,10 @@ class PPOAgent:
     def save(self, path: str | Path) -> None:
         """Write all of it to one file, without pickle."""
         save_bundle(path, self.state_dict())
+
+    def save_controller(self, path: str | Path) -> None:
+        """Write what it decides by to one file, a third of the size: who learns on from it begins a new run."""
+        save_bundle(path, {name: part for name, part in self.state_dict().items() if name not in LEARNING})
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote."""

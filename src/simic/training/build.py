@@ -21,7 +21,7 @@ from simic.bundle import load_bundle
 from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
 from simic.control.learned import make_network
 from simic.policy.network import compile_network
-from simic.ppo.agent import PPOAgent, check_agent_state
+from simic.ppo.agent import LEARNING, PPOAgent, check_agent_state
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
@@ -113,7 +113,7 @@ def start_from(agent: PPOAgent, path: Path) -> None:
     """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own."""
     saved, own = load_bundle(path), agent.state_dict()
     check_agent_state(saved, agent.about())
-    agent.load_state_dict(saved | {name: own[name] for name in ("optimizer", "generator", "counts")})
+    agent.load_state_dict(saved | {name: own[name] for name in LEARNING})
 
 
 def make_setup(config: RunConfig) -> GroupSetup:

@@ -77,7 +77,7 @@ def learn_from_episodes(
             save_checkpoint(directory.checkpoints, steps, {"update": steps, "agent": safe}, about=agent.about())
         else:
             with writing(directory.controller):
-                agent.save(directory.controller)
+                agent.save_controller(directory.controller)
         seconds = time.monotonic() - began
         recorder.record(RunFinished(update=steps, status=status, exit_code=code, seconds=seconds, reason=reason))
     Progress().finish(status, steps, directory.path, reason)

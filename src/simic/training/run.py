@@ -172,7 +172,7 @@ class Run:
             self._save()
         if status == "done":
             with writing(self.directory.controller):
-                self.agent.save(self.directory.controller)
+                self.agent.save_controller(self.directory.controller)
         seconds = time.monotonic() - self._began
         update = self._safe["update"]
         self.recorder.record(
