@@ -16,7 +16,17 @@ from simic.environment.trainings import HostTrainings
 from simic.lifecycle import Stage
 from simic.policy.config import PolicyConfig
 from simic.training.build import make_setup
-from simic.training.episodes import GroupJob, Played, Weights, group_jobs, group_task, play, play_group, to_rollout
+from simic.training.episodes import (
+    GroupJob,
+    Played,
+    Weights,
+    against_twins,
+    group_jobs,
+    group_task,
+    play,
+    play_group,
+    to_rollout,
+)
 
 JOB = GroupJob(rng_seed=0, update=3, group=1, task=5)
 
@@ -78,8 +88,9 @@ def test_weights_are_copies():
 
 def test_rewards_are_what_a_host_gains_over_its_twin(tiny_task):
     long = {"group_size": 8, "episode": {"horizon": 8}}  # so that something grows
-    (setup, weights), (alone, _) = common(**long), common(**long, twins=False)
-    own, plain = play_group((setup, weights), JOB), play_group((alone, weights), JOB)
+    given = common(**long)
+    plain = play_group(given, JOB)
+    own = against_twins(plain, play_group(given, JOB._replace(twin=True)))
     assert (own.rollout["action"] == plain.rollout["action"]).all()
     assert (own.trace.score == plain.trace.score).all()
     twin = plain.trace.reward - own.trace.reward
@@ -97,7 +108,8 @@ def test_who_never_grows_gains_nothing(tiny_task):
     network = weights.network()
     with torch.no_grad():
         network.op.bias[Op.WAIT] = 1e3
-    played = play_group((setup, Weights.of(network)), JOB)
+    given = setup, Weights.of(network)
+    played = against_twins(play_group(given, JOB), play_group(given, JOB._replace(twin=True)))
     assert not played.trace.action.any()
     assert not played.trace.reward.any()
     assert (played.trace.score == played.trace.twin_score).all()

@@ -55,6 +55,8 @@ class GroupJob(NamedTuple):
     update: int
     group: int
     task: int
+    twin: bool = False
+    """Whether the hosts are left alone, for others to be compared with."""
 
     @property
     def group_seed(self) -> int:
@@ -135,9 +137,11 @@ Decide = Callable[[Facts, Masks], tuple[np.ndarray, dict[str, Any]]]
 
 
 def play_group(common: tuple[GroupSetup, Weights], job: GroupJob) -> Played:
-    """Draw a task and its hosts, and let the policy lead them through their episodes."""
+    """Draw a task and its hosts, and let the policy lead them through their episodes, or nobody."""
     setup, weights = common
     trainings = make_trainings(setup, job)
+    if job.twin:
+        return play(trainings, _never)
     network = weights.network()
     generator = torch.Generator().manual_seed(job.group_seed)
     state = network.initial_state(setup.group_size)
@@ -150,8 +154,7 @@ def play_group(common: tuple[GroupSetup, Weights], job: GroupJob) -> Played:
         kept = {"mask": mask, "log_prob": choice.log_prob.numpy(), "value": choice.value.numpy(), **seen}
         return choice.action.numpy(), kept
 
-    played = play(trainings, decide)
-    return against_twins(played, play(make_trainings(setup, job), _never)) if setup.twins else played
+    return play(trainings, decide)
 
 
 def against_twins(played: Played, twins: Played) -> Played:

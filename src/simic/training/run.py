@@ -27,7 +27,7 @@ from simic.telemetry.events import (
 )
 from simic.telemetry.recorder import Recorder, writing
 from simic.training.checkpoint import save_checkpoint
-from simic.training.episodes import GroupSetup, Played, Weights, group_jobs, to_rollout
+from simic.training.episodes import GroupSetup, Played, Weights, against_twins, group_jobs, to_rollout
 from simic.training.narrate import NARRATORS
 from simic.training.progress import Progress
 from simic.training.record import save_episodes
@@ -93,11 +93,14 @@ class Run:
     def collect(self) -> list[Played]:
         """The episodes of all groups under the policy of now."""
         jobs = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks)
+        if self.setup.twins:  # last, because they are short: workers end at about the same time
+            jobs += [job._replace(twin=True) for job in jobs]
         played: list[Any] = [None] * len(jobs)
         for done, (group, result) in enumerate(self.pool.stream((self.setup, Weights.of(self.agent.plain)), jobs), 1):
             played[group] = result
             self.progress.groups(done, len(jobs))
-        return played
+        groups, twins = played[: self.num_groups], played[self.num_groups :]
+        return [against_twins(own, twin) for own, twin in zip(groups, twins, strict=True)] if twins else groups
 
     def assemble(self, played: list[Played]) -> tuple[Rollout, dict[str, float]]:
         """One rollout of all groups, and figures of their episodes."""
@@ -124,7 +127,9 @@ class Run:
             self.recorder.record(anomaly)
         for fault in self.pool.faults:
             error = f"exit code {fault.exit_code}"
-            self.recorder.record(WorkerFault(update=self.update, worker=fault.pid, group=fault.job, error=error))
+            self.recorder.record(
+                WorkerFault(update=self.update, worker=fault.pid, group=fault.job % self.num_groups, error=error)
+            )
         self.pool.faults.clear()
         self.recorder.end_update()
         if math.isnan(metrics.kl_after):
