@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from trials import PATIENCE, Trial, assert_same, command, events, session_of, workers_of
+from trials import PATIENCE, Trial, assert_same, await_, command, events, session_of, workers_of
 
 
 def test_workers_change_nothing(trial, unharmed):
@@ -34,7 +34,7 @@ def test_a_worker_killed_mid_rollout_changes_nothing(chain, trial: Trial, unharm
     assert all(fault["error"] == "exit code -9" for fault in faults)
     assert any(fault["group"] >= 0 for fault in faults)
     assert_same(trial, unharmed)
-    assert not session_of(process.pid)
+    await_(lambda: not session_of(process.pid), f"the processes {session_of(process.pid)} of the run ended", 30)
 
 
 def busy(pid: int) -> bool:

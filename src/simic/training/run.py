@@ -126,10 +126,9 @@ class Run:
         for anomaly in self._anomalies:
             self.recorder.record(anomaly)
         for fault in self.pool.faults:
+            group = fault.job % self.num_groups if fault.job >= 0 else fault.job
             error = f"exit code {fault.exit_code}"
-            self.recorder.record(
-                WorkerFault(update=self.update, worker=fault.pid, group=fault.job % self.num_groups, error=error)
-            )
+            self.recorder.record(WorkerFault(update=self.update, worker=fault.pid, group=group, error=error))
         self.pool.faults.clear()
         self.recorder.end_update()
         if math.isnan(metrics.kl_after):
