@@ -13,8 +13,8 @@ def power(common: int, job: int) -> tuple[int, int]:
 
 
 def slow_power(common: int, job: int) -> tuple[int, int]:
-    """Takes a while."""
-    time.sleep(0.2)
+    """Takes a while; jobs from 100 on take for ever."""
+    time.sleep(0.2 if job < 100 else 3600)
     return power(common, job)
 
 

@@ -131,8 +131,8 @@ from simic.training.workers import WorkerPool
 if __name__ == "__main__":
     pool = WorkerPool(jobs.slow_power, 2)
     pids = {{pid for _, pid in pool.run(1, range(4))}}
-    stream = pool.stream(1, range(8))
-    next(stream)  # one of them is at work, and perhaps both
+    stream = pool.stream(1, [0, 1, 100, 101])
+    next(stream), next(stream)  # both are at work, and would be for an hour
     open({str(told)!r}, "w").write(" ".join(map(str, pids)))
     os.kill(os.getpid(), signal.SIGKILL)
 """

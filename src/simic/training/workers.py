@@ -9,6 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -169,8 +171,9 @@ def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: 
     # Born with both blocked. Ctrl-C reaches the whole group, also workers that still import: the parent decides.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     torch.set_num_threads(1)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
     common = None
-    while os.getppid() == parent:
+    while True:
         try:
             index, job, fresh, sent = connection.recv()
         except (EOFError, OSError):
@@ -184,3 +187,10 @@ def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: 
             connection.send(answer)
         except OSError:
             return
+
+
+def _die_with(parent: int) -> None:
+    """End this process soon after its parent, whose death left nobody to answer to, even in the middle of a job."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
