@@ -58,7 +58,7 @@ PLACES = (
     ("simic.telemetry.recorder:Recorder.end_update", 3),
     ("simic.training.run:Run.state", 3),
     ("simic.training.run:Run.show", 2),
-    ("simic.ppo.agent:PPOAgent.save", 1),
+    ("simic.ppo.agent:PPOAgent.save_controller", 1),
     ("os:replace", 1),  # of the config
     ("os:replace", 2),  # of recorded episodes
     ("os:replace", UPDATES + 2),  # of the controller

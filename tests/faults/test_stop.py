@@ -56,7 +56,7 @@ PLACES = {
     "naming a checkpoint": ("simic.training.checkpoint:_publish", 2, 2),
     "removing checkpoints": ("simic.training.checkpoint:_prune", 2, 2),
     "showing": ("simic.training.run:Run.show", 2, 2),
-    "saving the controller": ("simic.ppo.agent:PPOAgent.save", 1, UPDATES),
+    "saving the controller": ("simic.ppo.agent:PPOAgent.save_controller", 1, UPDATES),
 }
 """Where the signal comes: function, call, and the whole updates that are then to be kept."""
 
