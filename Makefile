@@ -37,8 +37,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'simic needs Python 3.11 or newer: make PYTHON=python3.11')"
 	$(PYTHON) -m venv --clear $(VENV)
 	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,report]"
+	# Not compiled: most of what is installed is never imported, and compiling it all takes as long as downloading it.
+	$(BIN)/python -m pip install --quiet --no-compile "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev,report]"
 	touch $(STAMP)
 
 clean:
