@@ -21,6 +21,7 @@ from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig
 from simic.environment.trainings import HostTrainings
 from simic.evaluation.contestants import width_for
+from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 from simic.tasks.task import Task
 
@@ -28,7 +29,6 @@ BLUEPRINTS = ("mlp_small", "mlp", "mlp_large")
 PLANS = {"never": Plan(max_seeds=0)} | {
     name: Plan(first=0, interval=1, max_seeds=9, blueprints=(name,)) for name in BLUEPRINTS
 }
-POINTS = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from lab import run_parallel
 from simic.control.heuristic import HeuristicConfig, HeuristicController
 from simic.environment.config import EpisodeConfig
 from simic.environment.trainings import HostTrainings
+from simic.evaluation.measure import score
+from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 
 GRID = [
@@ -76,8 +78,8 @@ def measure(job: Job) -> np.ndarray:
     controller, facts = HeuristicController(job.config), trainings.facts()
     for _ in range(horizon):
         facts = trainings.step(controller.act(facts)).facts
-    rent = np.log2(trainings.parameters(exported=True) / trainings.hosts.host_parameters)
-    return 100 * facts.val_accuracy[:, -1] - rent
+    points = POINTS * facts.val_accuracy[:, -1]
+    return score(points, trainings.parameters(exported=True), trainings.hosts.host_parameters)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from simic import pretrained
 from simic.evaluation.config import EvaluationConfig
-from simic.evaluation.names import ABLATIONS, NamedTask, parse_controllers, parse_tasks
+from simic.evaluation.names import ABLATIONS, RULES, NamedTask, parse_controllers, parse_tasks
 
 
 @pytest.fixture
@@ -117,3 +117,9 @@ def test_the_command_gives_the_same_settings(files):
         "simic evaluate --controllers wait,runs/a --tasks mlp --num-tasks 16 --rng-seeds 2 --horizon 5 "
         "--first-rng-seed 3 --ablations"
     )
+
+
+def test_the_names_are_those_that_make_controllers_everywhere():
+    from simic.control.scheduler import _CONTROLLERS
+
+    assert {*RULES, "pretrained"} == set(_CONTROLLERS)

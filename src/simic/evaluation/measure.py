@@ -18,9 +18,9 @@ from simic.environment.governor import Verdict
 from simic.environment.trainings import HostTrainings
 from simic.evaluation.flops import TrainingFlops
 from simic.lifecycle import Stage
+from simic.rewards.terms import POINTS
 from simic.slots import Slots
 
-POINTS = 100.0
 RENT = 1.0
 """Points that a doubling of the parameters costs; part of the definition of the score, never tuned."""
 Act = Callable[[Facts], np.ndarray]
@@ -101,9 +101,14 @@ def play(trainings: HostTrainings, act: Act) -> Lives:
     )
 
 
+def score(points: np.ndarray, parameters: np.ndarray, host_parameters: int) -> np.ndarray:
+    """The objective (N,): accuracy in points, less rent for what a network has more parameters than its host."""
+    return points - RENT * np.log2(parameters / host_parameters)
+
+
 def episodes(lives: Lives, rng_seeds: Sequence[int], host_parameters: int) -> list[dict[str, Any]]:
     """One record per host. Figures are points (percent); `host_parameters` is what growth is charged against."""
-    records = []
+    records, scores = [], score(POINTS * lives.test_metric, lives.exported, host_parameters)
     for host, rng_seed in enumerate(rng_seeds):
         curve = [POINTS * float(value) for value in lives.val_metric[:, host]]
         metric, parameters = POINTS * float(lives.test_metric[host]), int(lives.exported[host])
@@ -111,7 +116,7 @@ def episodes(lives: Lives, rng_seeds: Sequence[int], host_parameters: int) -> li
             {
                 "rng_seed": int(rng_seed),
                 "metric": metric,
-                "score": metric - RENT * math.log2(parameters / host_parameters),
+                "score": float(scores[host]),
                 "area": math.fsum(curve[1:]) / len(curve[1:]),
                 "parameters": parameters,
                 "host_parameters": host_parameters,

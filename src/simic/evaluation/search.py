@@ -18,9 +18,10 @@ from simic.control.facts import Facts
 from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.evaluation.contestants import Settings, find_task
-from simic.evaluation.measure import POINTS, RENT, Act, play
+from simic.evaluation.measure import Act, play, score
 from simic.evaluation.names import NamedTask, parse_tasks
 from simic.lifecycle import Incubation, LifecycleConfig
+from simic.rewards.terms import POINTS
 from simic.training.progress import PatientConsole
 from simic.training.workers import WorkerPool
 
@@ -99,8 +100,8 @@ def play_trial(common: tuple[EpisodeConfig, LifecycleConfig], trial: Trial) -> l
     )
     trainings = settings.trainings(find_task(trial.task))
     lives = play(trainings, _each_its_own(trial.plans, len(trial.rng_seeds)))
-    rent = RENT * np.log2(lives.exported / trainings.hosts.host_parameters)
-    return (POINTS * lives.val_metric[-1] - rent).reshape(len(trial.plans), -1).tolist()
+    scores = score(POINTS * lives.val_metric[-1], lives.exported, trainings.hosts.host_parameters)
+    return scores.reshape(len(trial.plans), -1).tolist()
 
 
 def _each_its_own(plans: Sequence[Plan], hosts_each: int) -> Act:

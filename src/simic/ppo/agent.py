@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.bundle import BundleError, load_bundle, save_bundle
+from simic.bundle import load_bundle, save_bundle
 from simic.policy.acting import as_sequence, choose
 from simic.policy.network import ActorCritic, check_heads, unwrap
 from simic.policy.recurrence import state_health
@@ -25,12 +25,10 @@ from simic.ppo.config import KL_STOP, PPOConfig
 from simic.ppo.metrics import UpdateMetrics, collect_metrics
 from simic.ppo.objective import Batch, Terms, mean_weights, ppo_terms, ratio_figures, step_means
 from simic.ppo.rollout import Rollout
+from simic.ppo.saved import FORMAT, LEARNING, VERSION, check_agent_state, check_learning, check_shapes
 from simic.ppo.scales import ReturnScale, ValueScale
 from simic.telemetry.anomalies import Thresholds
 
-FORMAT, VERSION = "simic-agent", 1
-LEARNING = ("optimizer", "generator", "counts")
-"""Parts of an agent's state that only learning needs."""
 KL_STEER = 1.5
 """Factor by which a learning rate that is steered by the KL changes."""
 LEARNING_RATE_LIMITS = (1e-6, 1e-2)
@@ -345,9 +343,7 @@ class PPOAgent:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over another agent's state; one that does not fit is refused before anything changes."""
         check_agent_state(state, self.about())
-        missing = [name for name in LEARNING if name not in state]
-        if missing:
-            raise BundleError(f"a controller without {', '.join(missing)} cannot learn on: resume from a checkpoint")
+        check_learning(state)
         check_shapes(state["network"], self.plain.state_dict())
         self.plain.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
@@ -382,24 +378,3 @@ def make_optimizer(network: ActorCritic, config: PPOConfig) -> torch.optim.AdamW
     if not config.critic_weight_decay:  # one group takes half the time of two
         groups = [{"params": [*rest, *critic], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=fused, foreach=not fused)
-
-
-def check_agent_state(state: Any, about: dict[str, Any]) -> None:
-    """Raise unless `state` is an agent of this kind; names both values of what differs."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise BundleError(f"not a saved agent: its format is {found!r}, not {FORMAT!r}")
-    if state["version"] != VERSION:
-        raise BundleError(f"the agent has format version {state['version']}, this simic reads {VERSION}")
-    for name, mine in about.items():
-        theirs = state["about"].get(name)
-        if theirs != mine:
-            raise BundleError(f"the saved agent has {name} = {theirs}, this one {mine}; build both from one config")
-
-
-def check_shapes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise unless all weights have the same names and shapes: torch finds out after it has loaded some."""
-    for name in sorted(own.keys() | saved.keys()):
-        theirs, mine = (tuple(part[name].shape) if name in part else "missing" for part in (saved, own))
-        if theirs != mine:
-            raise BundleError(f"the saved network's {name} has shape {theirs}, this one's {mine}")

@@ -21,7 +21,8 @@ from simic.bundle import load_bundle
 from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
 from simic.control.learned import make_network
 from simic.policy.network import compile_network
-from simic.ppo.agent import LEARNING, PPOAgent, check_agent_state
+from simic.ppo.agent import PPOAgent
+from simic.ppo.saved import LEARNING, check_agent_state
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
