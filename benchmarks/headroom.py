@@ -1,6 +1,7 @@
 """Is there anything to adapt to? Fixed plans on many hosts of a family, the best of them in hindsight, and width.
 
-Run: python benchmarks/headroom.py [--family mlp] [--num-tasks 12] [--rng-seeds 16]
+Run: python benchmarks/headroom.py [--family mlp] [--blueprints mlp_small mlp mlp_large] [--num-tasks 12]
+     python benchmarks/headroom.py --family cnn --blueprints depthwise conv conv_double
 
 Every plan leads the same hosts: never grow, or one blueprint in every slot from the start. The oracle takes the plan
 that was best for a host on validation data, and is scored on test data, as all are: points of accuracy minus
@@ -25,10 +26,7 @@ from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 from simic.tasks.task import Task
 
-BLUEPRINTS = ("mlp_small", "mlp", "mlp_large")
-PLANS = {"never": Plan(max_seeds=0)} | {
-    name: Plan(first=0, interval=1, max_seeds=9, blueprints=(name,)) for name in BLUEPRINTS
-}
+NEVER = Plan(max_seeds=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +35,20 @@ class Options:
 
     family: str = "mlp"
     """The task family; its training tasks are drawn."""
+    blueprints: tuple[str, ...] = ("mlp_small", "mlp", "mlp_large")
+    """Plans to compare."""
     num_tasks: int = 12
     """Tasks."""
     rng_seeds: int = 16
     """Hosts of each."""
     horizon: int = 24
     """Host epochs."""
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """By name."""
+        growing = {name: Plan(first=0, interval=1, max_seeds=9, blueprints=(name,)) for name in self.blueprints}
+        return {"never": NEVER} | growing
 
 
 class Job(NamedTuple):
@@ -65,10 +71,10 @@ def main(options: Options) -> None:
     """Measure and print."""
     found = run_parallel(measure, [Job(options, number) for number in range(options.num_tasks)])
     score, validation = (
-        np.concatenate([np.stack([getattr(own, part)[name] for name in PLANS]) for own in found], 1)
+        np.concatenate([np.stack([getattr(own, part)[name] for name in options.plans]) for own in found], 1)
         for part in ("score", "validation")
     )
-    for name, own in zip(PLANS, score, strict=True):
+    for name, own in zip(options.plans, score, strict=True):
         print(f"{name:12s} {own.mean():6.2f}")
     hosts = np.arange(score.shape[1])
     figures = {
@@ -81,11 +87,11 @@ def main(options: Options) -> None:
     for kind in sorted(set(kinds)):
         here = np.array([own == kind for own in kinds])
         cells = [f"{kind:16s} {here.sum():4d} hosts"]
-        for row, name in enumerate(BLUEPRINTS, start=1):
+        for row, name in enumerate(options.blueprints, start=1):
             wide = np.concatenate([own.over_wide[name] for own in found])
             cells.append(f"{name} {(score[row] - score[0])[here].mean():+6.2f} {wide[here].mean():+6.2f}")
         print("   ".join(cells))
-    for name in BLUEPRINTS:
+    for name in options.blueprints:
         figures[f"over_wide_{name}"] = float(np.concatenate([own.over_wide[name] for own in found]).mean())
     print("RESULT " + json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
@@ -97,15 +103,15 @@ def measure(job: Job) -> Found:
     score: dict[str, np.ndarray] = {}
     validation: dict[str, np.ndarray] = {}
     over_wide: dict[str, np.ndarray] = {}
-    for name, plan in PLANS.items():
+    for name, plan in job.options.plans.items():
         played = _play(task, plan, rng_seeds, horizon)
         score[name], validation[name] = played.test - played.rent, played.validation - played.rent
-        if name in BLUEPRINTS:
+        if plan is not NEVER:
             assert task.host_of_width is not None
             wide = task.widened(width_for(task.host_of_width, int(np.median(played.parameters))))
-            over_wide[name] = played.test - _play(wide, PLANS["never"], rng_seeds, horizon).test
+            over_wide[name] = played.test - _play(wide, NEVER, rng_seeds, horizon).test
     traits = [task.draw(rng_seed).traits for rng_seed in rng_seeds]
-    kinds = [f"{own['concept']} {own.get('turns', own.get('hidden'))}" for own in traits]
+    kinds = [f"{own['concept']} {own.get('turns', own.get('hidden', own.get('extent')))}" for own in traits]
     return Found(kinds, score, validation, over_wide)
 
 

@@ -110,6 +110,7 @@ def _learning(updates: int, learning_rate: float = 1e-3) -> PPOConfig:
 
 
 _REWARD = RewardConfig(gamma=1.0)
+_FRUGAL = RewardConfig(gamma=1.0, compute_weight=1.0)
 PRESETS: dict[str, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
@@ -123,7 +124,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
     ),
     "pretrained": (
         "What the controller that ships with simic was trained with; about 20 minutes on 2 CPU cores.",
-        RunConfig(updates=100, num_groups=4, group_size=32, ppo=_learning(100), reward=_REWARD),
+        RunConfig(task="mixed", updates=80, num_groups=4, group_size=32, ppo=_learning(80), reward=_FRUGAL),
     ),
     "research": (
         "Hours on a GPU.",

@@ -169,6 +169,17 @@ def test_score_sums_to_the_objective(rng_seed):
 
 
 @quickly
+@random_life
+def test_compute_is_paid_for_as_long_as_it_lasts(rng_seed):
+    path = live(rng_seed)
+    paid = sum(
+        reward(facts, RewardConfig(compute_weight=0.5)).total - reward(facts, RewardConfig()).total for facts in path
+    )
+    size = np.stack([facts.parameters_after for facts in path])
+    np.testing.assert_allclose(paid, -0.5 * np.log2(size / path[0].host_parameters).mean(0), atol=1e-9)
+
+
+@quickly
 @given(
     rng_seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.5, 0.9, 0.99, 1.0]), start=st.sampled_from([0, 5, 12])
 )
@@ -232,7 +243,7 @@ def test_sparse_is_clamped_then_scaled():
 def test_rewards_are_finite_bounded_and_the_sum_of_their_terms(rng_seed, scale, rent_weight):
     facts = extreme(np.random.default_rng(rng_seed))
     for scheme in SCHEMES:
-        config = RewardConfig(scheme=scheme, scale=scale, rent_weight=rent_weight)
+        config = RewardConfig(scheme=scheme, scale=scale, rent_weight=rent_weight, compute_weight=rent_weight)
         got = reward(facts, config)
         assert np.isfinite(got.total).all()
         assert (np.abs(got.total) <= config.bound * (1 + 1e-12)).all()
@@ -246,7 +257,7 @@ def test_rewards_are_finite_bounded_and_the_sum_of_their_terms(rng_seed, scale, 
 @settings(max_examples=150, deadline=None)
 @random_life
 def test_each_term_keeps_its_own_bound(rng_seed):
-    facts, config = extreme(np.random.default_rng(rng_seed)), RewardConfig()
+    facts, config = extreme(np.random.default_rng(rng_seed)), RewardConfig(compute_weight=2.0)
     for name, term in TERMS.items():
         points = term.points(facts, config)
         assert points.shape == (N,), name
@@ -294,6 +305,7 @@ def test_another_gamma_is_refused_with_both_values():
         ("scale", 0.0),
         ("scale", INF),
         ("rent_weight", -1.0),
+        ("compute_weight", -1.0),
         ("contribution_weight", NAN),
         ("rollback_penalty", INF),
     ],

@@ -42,11 +42,20 @@ def test_the_rng_seed_decides_the_task(name):
     assert len({architecture(family.draw_task(rng_seed)) for rng_seed in range(30)}) > 12
 
 
-def test_tasks_of_the_mlp_family_have_data_of_their_own():
-    tasks = [find_family("mlp").draw_task(rng_seed, split) for rng_seed in range(8) for split in SPLITS]
-    samples = {tuple(task.draw(0).data.train_x[0].tolist()) for task in tasks}
-    assert len(samples | {tuple(task.data.train_x[0].tolist()) for task in tasks}) == 2 * len(tasks)
-    assert {len(task.data.train_x) for task in tasks} == {512}
+@pytest.mark.parametrize("name", ["mlp", "cnn", "mixed"])
+def test_generated_tasks_have_data_of_their_own(name):
+    tasks = [find_family(name).draw_task(rng_seed, split) for rng_seed in range(8) for split in SPLITS]
+    samples = {tuple(task.draw(0).data.train_x[0].flatten().tolist()) for task in tasks}
+    assert len(samples | {tuple(task.data.train_x[0].flatten().tolist()) for task in tasks}) == 2 * len(tasks)
+    assert {task.steps_per_host_epoch for task in tasks} == {8}
+
+
+def test_mixed_draws_what_mlp_and_cnn_draw():
+    tasks = [find_family("mixed").draw_task(rng_seed) for rng_seed in range(300)]
+    pictures = [task.data.train_x.ndim > 2 for task in tasks]
+    assert 0.13 < sum(pictures) / len(tasks) < 0.27
+    for task, picture in zip(tasks, pictures, strict=True):
+        assert ("extent" in task.draw(0).traits) == picture
 
 
 @EVERY
@@ -57,7 +66,7 @@ def test_splits_share_neither_architectures_nor_difficulties(name):
         hosts = [task.draw(rng_seed).traits for task in tasks for rng_seed in range(6)]
         widths[split] = {traits["width"] for traits in hosts}
         depths[split] = {traits["depth"] for traits in hosts}
-        keys = ("concept", "turns", "hidden") if name == "mlp" else ("data_size",)
+        keys = ("data_size",) if name == "digits" else ("concept", "turns", "hidden", "extent")
         cells[split] = {tuple(traits.get(key) for key in keys) for traits in hosts}
     for one, other in (("train", "validation"), ("train", "held_out"), ("validation", "held_out")):
         assert not widths[one] & widths[other]
@@ -99,11 +108,11 @@ def test_families_are_found_by_name():
     assert all(family.name == name and family.description for name, family in FAMILIES.items())
     with pytest.raises(ValueError, match="no task family is named 'digit'; did you mean digits"):
         find_family("digit")
-    with pytest.raises(ValueError, match="no task family is named 'xyz'; did you mean mlp, digits"):
+    with pytest.raises(ValueError, match="no task family is named 'xyz'; did you mean mlp, cnn, mixed, digits"):
         find_family("xyz")
 
 
-def family_of(**ranges: Ranges) -> TaskFamily:
+def family_of(**ranges: tuple[Ranges, ...]) -> TaskFamily:
     return TaskFamily(name="own", description="", ranges=ranges)
 
 
@@ -115,6 +124,6 @@ def test_bad_arguments_are_refused():
         find_family().draw_task(-1)
     with pytest.raises(ValueError, match="family own needs ranges for train, validation, held_out, got train"):
         family_of(train=ranges["train"])
-    shared = replace(ranges["held_out"], widths=(6, 50))
+    shared = (*ranges["held_out"], replace(ranges["held_out"][0], widths=(6, 50)))
     with pytest.raises(ValueError, match=r"splits must not share widths, got \[6\] in train and held_out"):
         family_of(train=ranges["train"], validation=ranges["validation"], held_out=shared)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from simic.tasks.generated import Spirals, Teacher, generate_data, load_spirals, load_teacher
+from simic.tasks.generated import Motifs, Spirals, Teacher, generate_data, load_motifs, load_spirals, load_teacher
+
+MOTIFS = Motifs(extent=(4,), noise=(0.1,))
 
 
 def linear_accuracy(concept, *, in_features: int, num_classes: int) -> float:
@@ -14,14 +16,14 @@ def linear_accuracy(concept, *, in_features: int, num_classes: int) -> float:
     scores = []
     for rng_seed in range(3):
         rng = np.random.default_rng(rng_seed)
-        (x, y), _ = concept.generate(rng, num_samples=1_000, in_features=in_features, num_classes=num_classes)
+        (x, y), _ = concept.generate(rng, num_samples=1_000, shape=(in_features,), num_classes=num_classes)
         scores.append(LogisticRegression(C=100).fit(x, y).score(x, y))
     return float(np.mean(scores))
 
 
 def test_spirals_without_noise_lie_on_their_arms():
     (x, y), traits = Spirals(turns=(1.5,), noise=(0.0,)).generate(
-        np.random.default_rng(0), num_samples=300, in_features=2, num_classes=3
+        np.random.default_rng(0), num_samples=300, shape=(2,), num_classes=3
     )
     assert traits == {"concept": "spirals", "turns": 1.5, "noise": 0.0}
     radius = np.hypot(*x.T) / 2  # inputs of unit variance: the disc has radius 2
@@ -37,7 +39,7 @@ def test_spirals_without_noise_lie_on_their_arms():
 
 def test_noise_confuses_as_many_as_stated():
     (x, y), _ = Spirals(turns=(0.0,), noise=(0.25,)).generate(
-        np.random.default_rng(0), num_samples=20_000, in_features=2, num_classes=2
+        np.random.default_rng(0), num_samples=20_000, shape=(2,), num_classes=2
     )
     # Wrong beyond half the angle between arms, two deviations: 4.55 %, but for those who come round to the right side.
     assert 1 - LogisticRegression().fit(x, y).score(x, y) == pytest.approx(0.0455, abs=0.006)
@@ -46,7 +48,7 @@ def test_noise_confuses_as_many_as_stated():
 @pytest.mark.parametrize("in_features", [2, 3, 16])
 def test_spirals_lie_in_a_plane_and_have_unit_variance(in_features):
     (x, y), _ = Spirals(turns=(1.0,)).generate(
-        np.random.default_rng(0), num_samples=5_000, in_features=in_features, num_classes=5
+        np.random.default_rng(0), num_samples=5_000, shape=(in_features,), num_classes=5
     )
     assert np.linalg.matrix_rank(x, tol=1e-6) == 2
     assert (x**2).mean() == pytest.approx(1, rel=0.05)
@@ -69,23 +71,58 @@ def test_hidden_units_leave_less_to_a_linear_model():
 def test_a_teacher_uses_every_class():
     for rng_seed in range(5):
         rng = np.random.default_rng(rng_seed)
-        (x, y), traits = Teacher(hidden=(4,)).generate(rng, num_samples=2_000, in_features=8, num_classes=5)
+        (x, y), traits = Teacher(hidden=(4,)).generate(rng, num_samples=2_000, shape=(8,), num_classes=5)
         assert traits == {"concept": "teacher", "hidden": 4}
         assert np.bincount(y, minlength=5).min() > 0
         assert x.std() == pytest.approx(1, abs=0.05)
 
 
 def test_splits_have_the_sizes_asked_for():
-    data, _ = generate_data(
-        Teacher(hidden=(0,)), np.random.default_rng(0), sizes=(5, 3, 2), in_features=4, num_classes=3
-    )
+    data, _ = generate_data(Teacher(hidden=(0,)), np.random.default_rng(0), sizes=(5, 3, 2), shape=(4,), num_classes=3)
     assert [len(data.split(split)[0]) for split in ("train", "validation", "test")] == [5, 3, 2]
 
 
-@pytest.mark.parametrize(("load", "in_features"), [(load_spirals, 2), (load_teacher, 8)])
-def test_preset_data(load, in_features):
+@pytest.mark.parametrize("shape", [(1, 9), (3, 9), (1, 7, 9), (2, 7, 9)])
+def test_a_motif_lies_whole_somewhere_in_its_picture(shape):
+    (x, y), traits = Motifs(extent=(4,), noise=(0.0,)).generate(
+        np.random.default_rng(0), num_samples=300, shape=shape, num_classes=3
+    )
+    assert traits == {"concept": "motifs", "extent": 4, "noise": 0.0}
+    assert (x.shape, np.bincount(y).tolist()) == ((300, *shape), [100] * 3)
+    cut, places = [], set()
+    for picture in x:
+        first = [lines.min() for lines in np.nonzero(picture.any(0))]
+        part = picture[:, *(slice(start, start + 4) for start in first)]
+        assert part.shape == (shape[0], *[4] * (len(shape) - 1))
+        assert np.count_nonzero(picture) == part.size
+        cut.append(part)
+        places.add(tuple(first))
+    for label in range(3):
+        same = [part for part, own in zip(cut, y, strict=True) if own == label]
+        np.testing.assert_array_equal(same, [same[0]] * len(same))
+    assert np.unique([part.ravel() for part in cut], axis=0).shape[0] == 3
+    assert len(places) == np.prod([side - 3 for side in shape[1:]])
+
+
+def test_motifs_have_unit_variance_and_drown_in_noise():
+    shares = []
+    for noise in (0.1, 1.0):
+        (pictures, y), _ = Motifs(extent=(6,), noise=(noise,)).generate(
+            np.random.default_rng(0), num_samples=2_000, shape=(1, 6, 6), num_classes=2
+        )
+        assert pictures.std() == pytest.approx(1)
+        means = np.stack([pictures[y == label].mean(0) for label in (0, 1)])
+        shares.append((pictures - means[y]).std() / means.std())
+    assert shares == [pytest.approx(0.1, abs=0.01), pytest.approx(1.0, abs=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("load", "shape", "train_size"),
+    [(load_spirals, (2,), 512), (load_teacher, (8,), 512), (load_motifs, (1, 6, 6), 256)],
+)
+def test_preset_data(load, shape, train_size):
     data = load()
-    assert data.train_x.shape == (512, in_features)
+    assert data.train_x.shape == (train_size, *shape)
     assert (len(data.validation_x), len(data.test_x)) == (256, 512)
     assert load(train_size=20).train_y.tolist() == data.train_y[:20].tolist()
 
@@ -97,10 +134,22 @@ def test_preset_data(load, in_features):
         (lambda: Spirals(turns=(1.0,), noise=(-0.1,)), r"noise must list .* got \(-0.1,\)"),
         (lambda: Teacher(hidden=(-1,)), r"hidden must list .* got \(-1,\)"),
         (
-            lambda: Spirals(turns=(1.0,)).generate(
-                np.random.default_rng(0), num_samples=9, in_features=1, num_classes=2
-            ),
+            lambda: Spirals(turns=(1.0,)).generate(np.random.default_rng(0), num_samples=9, shape=(1,), num_classes=2),
             "spirals need at least two input features, got 1",
+        ),
+        (
+            lambda: Teacher(hidden=(2,)).generate(np.random.default_rng(0), num_samples=9, shape=(1, 4), num_classes=2),
+            r"has plain features, not inputs of shape \(1, 4\)",
+        ),
+        (lambda: Motifs(extent=(0,), noise=(0.1,)), r"at least one point wide, got extent \(0,\)"),
+        (lambda: Motifs(extent=(3,), noise=()), "noise must list at least one number"),
+        (
+            lambda: MOTIFS.generate(np.random.default_rng(0), num_samples=9, shape=(1, 9, 3), num_classes=2),
+            r"a motif 4 points wide does not fit inputs of shape \(1, 9, 3\)",
+        ),
+        (
+            lambda: MOTIFS.generate(np.random.default_rng(0), num_samples=9, shape=(8,), num_classes=2),
+            r"a motif 4 points wide does not fit inputs of shape \(8,\)",
         ),
     ],
 )

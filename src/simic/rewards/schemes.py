@@ -31,6 +31,8 @@ class RewardConfig:
     """Discount per decision. PPO's and this are one number: potential-based shaping is neutral under it alone."""
     rent_weight: float = 1.0
     """Points that a doubling of the parameters costs."""
+    compute_weight: float = 0.0
+    """Points that twice the parameters cost if they are trained for a whole episode, kept or not; scheme score only."""
     contribution_weight: float = 1.0
     """Weight of measured contributions; that of the proxy is derived from it."""
     rollback_penalty: float = 10.0
@@ -45,7 +47,7 @@ class RewardConfig:
             raise ValueError(f"gamma must be in (0, 1], got {self.gamma}")
         if not 0 < self.scale < np.inf:
             raise ValueError(f"scale must be positive and finite, got {self.scale}")
-        for name in ("rent_weight", "contribution_weight", "rollback_penalty"):
+        for name in ("rent_weight", "compute_weight", "contribution_weight", "rollback_penalty"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
 
@@ -98,6 +100,7 @@ TERMS: dict[str, Term] = {
     "timing": Term(lambda f, c: terms.timing(f), lambda c: 1.0),
     "stage": Term(lambda f, c: terms.stage_bonus(f, c.gamma), lambda c: terms.MAX_POTENTIAL),
     "rent": Term(lambda f, c: c.rent_weight * terms.rent(f), _rent_bound),
+    "compute": Term(lambda f, c: c.compute_weight * terms.rent(f), lambda c: c.compute_weight * terms.MAX_DOUBLINGS),
     "rent_change": Term(lambda f, c: c.rent_weight * terms.rent_change(f), _rent_bound),
     "alpha_shock": Term(lambda f, c: terms.alpha_shock(f), lambda c: 1.0),
     "holding": Term(lambda f, c: terms.holding(f), lambda c: terms.MAX_HOLDING),
@@ -113,7 +116,7 @@ TERMS: dict[str, Term] = {
 }
 
 SCHEMES: dict[SchemeName, dict[str, float]] = {
-    "score": {"score": 1.0},
+    "score": {"score": 1.0, "compute": 1.0},
     "shaped": {
         "attribution": 1.0,
         "proxy": 1.0,

@@ -70,7 +70,7 @@ class Draws:
             self.concepts[rng.integers(len(self.concepts))],
             rng,
             sizes=(len(reference.train_x), len(reference.validation_x), len(reference.test_x)),
-            in_features=reference.train_x.shape[1],
+            shape=tuple(reference.train_x.shape[1:]),
             num_classes=reference.num_classes,
         )
 

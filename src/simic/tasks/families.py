@@ -14,9 +14,9 @@ import numpy as np
 
 from simic.tasks import DEFAULT_FAMILY, SPLITS, Split
 from simic.tasks.draws import Draws
-from simic.tasks.generated import Spirals, Teacher, load_teacher
+from simic.tasks.generated import Concept, Motifs, Spirals, Teacher, load_motifs, load_teacher
 from simic.tasks.hosts import plain_mlp_host, slot_names
-from simic.tasks.task import PRESETS, Preset, Task, at_width, mlp_for
+from simic.tasks.task import PRESETS, Preset, Task, at_width, conv_for, mlp_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,14 @@ class TaskFamily:
 
     name: str
     description: str
-    ranges: Mapping[Split, Ranges]
+    ranges: Mapping[Split, tuple[Ranges, ...]]
+    """Several in a split take turns at random; what is listed twice comes twice as often."""
 
     def __post_init__(self) -> None:
         if set(self.ranges) != set(SPLITS):
             raise ValueError(f"family {self.name} needs ranges for {', '.join(SPLITS)}, got {', '.join(self.ranges)}")
         for one, other in combinations(SPLITS, 2):
-            shared = set(self.ranges[one].widths) & set(self.ranges[other].widths)
+            shared = self._widths(one) & self._widths(other)
             if shared:
                 raise ValueError(
                     f"family {self.name}: splits must not share widths, got {sorted(shared)} in {one} and {other}"
@@ -56,8 +57,9 @@ class TaskFamily:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         if rng_seed < 0:
             raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
-        ranges, stream = self.ranges[split], (SPLITS.index(split), rng_seed)
+        stream = (SPLITS.index(split), rng_seed)
         rng = np.random.default_rng(stream)
+        ranges = self.ranges[split][rng.integers(len(self.ranges[split]))]
         preset = ranges.presets[rng.integers(len(ranges.presets))]
         width, depth = int(rng.choice(ranges.widths)), int(rng.choice(ranges.depths))
         num_slots = int(rng.integers(1, depth, endpoint=True))
@@ -79,6 +81,9 @@ class TaskFamily:
         own = replace(task.draws, stream=(*stream, 0)).host(data, task.learning_rate, rng_seed)
         return replace(task, data=own.data)
 
+    def _widths(self, split: Split) -> set[int]:
+        return {width for ranges in self.ranges[split] for width in ranges.widths}
+
 
 def find_family(name: str = DEFAULT_FAMILY) -> TaskFamily:
     """The family of that name; an unknown one raises with close matches."""
@@ -99,12 +104,23 @@ GENERATED = tuple(
     for in_features, num_classes in product((2, 4, 8), (2, 3, 4))
 )
 """Input features and classes of the mlp family; draws replace the data."""
+PICTURES = tuple(
+    Preset(
+        load=partial(load_motifs, shape=shape, num_classes=num_classes),
+        host=conv_for,
+        width=8,
+        batch_size=32,
+        learning_rate=2e-2,
+    )
+    for shape, num_classes in product(((1, 20), (1, 6, 6)), (2, 4, 8))
+)
+"""Shapes and classes of the cnn family."""
 DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
 
 
-def _mlp_draws(*, turns: tuple[float, ...], hidden: tuple[int, ...]) -> Draws:
+def _draws(*concepts: Concept) -> Draws:
     return Draws(
-        concepts=(Spirals(turns=turns, noise=(0.05, 0.1)), Teacher(hidden=hidden)),
+        concepts=concepts,
         data_share=(1.0, 0.5, 0.25),
         label_noise=(0.0, 0.0, 0.1, 0.2),
         rate_factor=(0.5, 1.5),
@@ -115,43 +131,69 @@ def _digits_draws(data_share: tuple[float, ...]) -> Draws:
     return Draws(data_share=data_share, label_noise=(0.0, 0.0, 0.15, 0.4), rate_factor=(0.5, 2.0))
 
 
+_MLP: dict[Split, Ranges] = {
+    "train": Ranges(
+        presets=GENERATED,
+        widths=(6, 6, 8, 12, 16),
+        depths=(1, 2, 2),
+        draws=_draws(Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1)), Teacher(hidden=(0, 0, 4, 16))),
+    ),
+    "validation": Ranges(
+        presets=GENERATED,
+        widths=(7, 10, 20),
+        depths=(1, 2, 2),
+        draws=_draws(Spirals(turns=(0.1, 0.75, 1.25, 1.75), noise=(0.05, 0.1)), Teacher(hidden=(2, 8))),
+    ),
+    "held_out": Ranges(
+        presets=GENERATED,
+        widths=(5, 9, 14, 24),
+        depths=(1, 2, 3),
+        draws=_draws(Spirals(turns=(0.05, 0.6, 1.1, 1.6, 1.9), noise=(0.05, 0.1)), Teacher(hidden=(3, 6, 32))),
+    ),
+}
+_CNN: dict[Split, Ranges] = {
+    "train": Ranges(
+        presets=PICTURES,
+        widths=(4, 6, 8),
+        depths=(1, 2, 2),
+        draws=_draws(Motifs(extent=(2, 4, 6), noise=(0.1, 0.3, 0.6))),
+    ),
+    "validation": Ranges(
+        presets=PICTURES, widths=(7, 10), depths=(1, 2, 2), draws=_draws(Motifs(extent=(5,), noise=(0.2, 0.5)))
+    ),
+    "held_out": Ranges(
+        presets=PICTURES,
+        widths=(5, 9, 14),
+        depths=(1, 2, 3),
+        draws=_draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
+    ),
+}
+_DIGITS: dict[Split, Ranges] = {
+    "train": Ranges(presets=DIGITS, widths=(4, 6, 10, 16), depths=(1, 2, 3), draws=_digits_draws((1.0, 0.3, 0.1))),
+    "validation": Ranges(presets=DIGITS, widths=(5, 8, 12), depths=(1, 2, 3), draws=_digits_draws((0.6, 0.2))),
+    "held_out": Ranges(presets=DIGITS, widths=(7, 14, 20), depths=(2, 4), draws=_digits_draws((0.8, 0.15, 0.05))),
+}
+
 FAMILIES: dict[str, TaskFamily] = {
     "mlp": TaskFamily(
         name="mlp",
         description="Small MLPs on spirals and random teachers of 2 to 8 inputs and 2 to 4 classes.",
-        ranges={
-            "train": Ranges(
-                presets=GENERATED,
-                widths=(6, 6, 8, 12, 16),
-                depths=(1, 2, 2),
-                draws=_mlp_draws(turns=(0.0, 0.5, 1.0, 1.5, 2.0), hidden=(0, 0, 4, 16)),
-            ),
-            "validation": Ranges(
-                presets=GENERATED,
-                widths=(7, 10, 20),
-                depths=(1, 2, 2),
-                draws=_mlp_draws(turns=(0.1, 0.75, 1.25, 1.75), hidden=(2, 8)),
-            ),
-            "held_out": Ranges(
-                presets=GENERATED,
-                widths=(5, 9, 14, 24),
-                depths=(1, 2, 3),
-                draws=_mlp_draws(turns=(0.05, 0.6, 1.1, 1.6, 1.9), hidden=(3, 6, 32)),
-            ),
-        },
+        ranges={split: (_MLP[split],) for split in SPLITS},
+    ),
+    "cnn": TaskFamily(
+        name="cnn",
+        description="Small convolutional networks on motifs in noisy curves and pictures, 2 to 8 classes.",
+        ranges={split: (_CNN[split],) for split in SPLITS},
+    ),
+    "mixed": TaskFamily(
+        name="mixed",
+        description="Four tasks like those of mlp for one like those of cnn.",
+        ranges={split: (_MLP[split],) * 4 + (_CNN[split],) for split in SPLITS},
     ),
     "digits": TaskFamily(
         name="digits",
         description="MLPs and convolutional networks on scikit-learn's digits, with fewer samples and wrong labels.",
-        ranges={
-            "train": Ranges(
-                presets=DIGITS, widths=(4, 6, 10, 16), depths=(1, 2, 3), draws=_digits_draws((1.0, 0.3, 0.1))
-            ),
-            "validation": Ranges(presets=DIGITS, widths=(5, 8, 12), depths=(1, 2, 3), draws=_digits_draws((0.6, 0.2))),
-            "held_out": Ranges(
-                presets=DIGITS, widths=(7, 14, 20), depths=(2, 4), draws=_digits_draws((0.8, 0.15, 0.05))
-            ),
-        },
+        ranges={split: (_DIGITS[split],) for split in SPLITS},
     ),
 }
 """A new family is one row."""

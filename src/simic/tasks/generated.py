@@ -1,6 +1,7 @@
-"""Generated problems whose need for capacity is set by a number: spirals that wind and teachers that hide layers.
+"""Generated problems whose need for capacity is set by a number: spirals, teachers that hide layers, motifs in noise.
 
-Shapes: M samples of D features; K classes. Every draw comes from the generator that is passed in.
+Shapes: M samples of D features, or of C channels and the sides of a picture; K classes. Every draw comes from the
+generator that is passed in.
 """
 
 import math
@@ -25,9 +26,9 @@ class Concept(Protocol):
     """A kind of problem, and the difficulties it comes in."""
 
     def generate(
-        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Inputs (M, D) of about unit variance, labels (M,), and the difficulty that was drawn."""
+        """Inputs (M, *shape) of about unit variance, labels (M,), and the difficulty that was drawn."""
         ...
 
 
@@ -44,9 +45,10 @@ class Spirals:
         _check_choices(turns=self.turns, noise=self.noise)
 
     def generate(
-        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
         """Points uniform over the disc but for the gaps between arms."""
+        in_features = _features(shape)
         if in_features < 2:
             raise ValueError(f"spirals need at least two input features, got {in_features}")
         turns, noise = float(rng.choice(self.turns)), float(rng.choice(self.noise))
@@ -73,10 +75,10 @@ class Teacher:
         _check_choices(hidden=self.hidden)
 
     def generate(
-        self, rng: np.random.Generator, *, num_samples: int, in_features: int, num_classes: int
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
         """Logits are standardised per class, so that no class takes all samples."""
-        hidden = int(rng.choice(self.hidden))
+        in_features, hidden = _features(shape), int(rng.choice(self.hidden))
         inputs = rng.standard_normal((num_samples, in_features))
         features = inputs
         if hidden:
@@ -87,11 +89,46 @@ class Teacher:
         return (inputs, labels), {"concept": "teacher", "hidden": hidden}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Motifs:
+    """A pattern for every class, somewhere in noise: wherever it lies, a convolution finds it."""
+
+    extent: tuple[int, ...]
+    """Points of a pattern along each side, drawn from these: one layer sees three of them at a time."""
+    noise: tuple[float, ...]
+    """Deviation of the noise over that of the pattern, drawn from these."""
+
+    def __post_init__(self) -> None:
+        _check_choices(extent=self.extent, noise=self.noise)
+        if min(self.extent) < 1:
+            raise ValueError(f"a motif must be at least one point wide, got extent {self.extent}")
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """Patterns of normally distributed points, each of the same norm; they lie whole within the picture."""
+        extent, noise = int(rng.choice(self.extent)), float(rng.choice(self.noise))
+        channels, *sides = shape
+        if not sides or extent > min(sides):
+            raise ValueError(f"a motif {extent} points wide does not fit inputs of shape {shape}")
+        labels = _balanced_labels(rng, num_samples, num_classes)
+        motifs = rng.standard_normal((num_classes, *[extent] * len(sides), channels))
+        motifs /= np.sqrt((motifs**2).mean(axis=tuple(range(1, motifs.ndim)), keepdims=True))
+        inputs = noise * rng.standard_normal((num_samples, *sides, channels))
+        places = [rng.integers(0, side - extent, (num_samples, 1), endpoint=True) for side in sides] + np.arange(extent)
+        # Indices of one axis vary along that axis alone: (M, extent, 1), (M, 1, extent) for pictures.
+        axes = [np.expand_dims(own, [1 + j for j in range(len(sides)) if j != i]) for i, own in enumerate(places)]
+        samples = np.arange(num_samples).reshape(-1, *[1] * len(sides))
+        inputs[samples, *axes] += motifs[labels]
+        pictures = np.moveaxis(inputs / inputs.std(), -1, 1)
+        return (pictures, labels), {"concept": "motifs", "extent": extent, "noise": noise}
+
+
 def generate_data(
-    concept: Concept, rng: np.random.Generator, *, sizes: tuple[int, int, int], in_features: int, num_classes: int
+    concept: Concept, rng: np.random.Generator, *, sizes: tuple[int, int, int], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Data, Traits]:
     """A data set of one concept; `sizes` are those of train, validation and test."""
-    (x, y), traits = concept.generate(rng, num_samples=sum(sizes), in_features=in_features, num_classes=num_classes)
+    (x, y), traits = concept.generate(rng, num_samples=sum(sizes), shape=shape, num_classes=num_classes)
     ends = np.cumsum(sizes)
     train, validation, test = zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True)
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes), traits
@@ -100,24 +137,37 @@ def generate_data(
 @cache
 def load_spirals(*, train_size: int | None = None) -> Data:
     """Three arms of one turn in the plane, 512/256/512 inputs (M, 2)."""
-    return _reference(Spirals(turns=(1.0,)), in_features=2, num_classes=3, train_size=train_size)
+    return _reference(Spirals(turns=(1.0,)), shape=(2,), num_classes=3, train_size=train_size)
 
 
 @cache
 def load_teacher(*, in_features: int = 8, num_classes: int = 3, train_size: int | None = None) -> Data:
     """A teacher of 8 hidden units, 512/256/512 inputs (M, in_features)."""
-    return _reference(Teacher(hidden=(8,)), in_features=in_features, num_classes=num_classes, train_size=train_size)
+    return _reference(Teacher(hidden=(8,)), shape=(in_features,), num_classes=num_classes, train_size=train_size)
 
 
-def _reference(concept: Concept, *, in_features: int, num_classes: int, train_size: int | None) -> Data:
+@cache
+def load_motifs(*, shape: tuple[int, ...] = (1, 6, 6), num_classes: int = 4, train_size: int | None = 256) -> Data:
+    """Patterns of four points a side in noise, 256/256/512 inputs (M, *shape)."""
+    concept = Motifs(extent=(4,), noise=(0.3,))
+    return _reference(concept, shape=shape, num_classes=num_classes, train_size=train_size)
+
+
+def _reference(concept: Concept, *, shape: tuple[int, ...], num_classes: int, train_size: int | None) -> Data:
     samples, _ = concept.generate(
         np.random.default_rng(REFERENCE_RNG_SEED),
         num_samples=NUM_TRAIN + NUM_VALIDATION + NUM_TEST,
-        in_features=in_features,
+        shape=shape,
         num_classes=num_classes,
     )
     test, validation, train = deal(samples, (NUM_TEST, NUM_VALIDATION), train_size=train_size)
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
+
+
+def _features(shape: tuple[int, ...]) -> int:
+    if len(shape) != 1:
+        raise ValueError(f"this problem has plain features, not inputs of shape {shape}")
+    return shape[0]
 
 
 def _balanced_labels(rng: np.random.Generator, num_samples: int, num_classes: int) -> NDArray[np.int64]:
