@@ -63,7 +63,7 @@ FAST = {
 class TrainCommand:
     """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
 
-    preset: Literal["quick", "standard", "pretrained", "research"] = DEFAULT_PRESET
+    preset: Literal["quick", "standard", "pretrained", "thrift", "research"] = DEFAULT_PRESET
     """Where settings start from; `simic presets` shows them."""
     config: Path | None = None
     """A JSON or TOML file of settings, for all that has no flag."""

@@ -94,7 +94,7 @@ class RunConfig:
         return self.num_groups * self.group_size
 
 
-def _learning(updates: int, learning_rate: float = 1e-3) -> PPOConfig:
+def _learning(updates: int, learning_rate: float = 1e-3, entropy_coefficient: float = 0.02) -> PPOConfig:
     """PPO for a run of so many updates: steps and exploration shrink towards its end."""
     return PPOConfig(
         gamma=1.0,
@@ -102,7 +102,7 @@ def _learning(updates: int, learning_rate: float = 1e-3) -> PPOConfig:
         learning_rate_schedule="linear",
         ppo_epochs=6,
         num_minibatches=4,
-        entropy_coefficient=0.02,
+        entropy_coefficient=entropy_coefficient,
         final_entropy_coefficient=0.005,
         anneal_updates=updates,
         target_kl=0.05,
@@ -110,7 +110,6 @@ def _learning(updates: int, learning_rate: float = 1e-3) -> PPOConfig:
 
 
 _REWARD = RewardConfig(gamma=1.0)
-_FRUGAL = RewardConfig(gamma=1.0, compute_weight=1.0)
 PRESETS: dict[str, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
@@ -123,8 +122,26 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
         RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_learning(240), reward=_REWARD),
     ),
     "pretrained": (
-        "What the controller that ships with simic was trained with; about 20 minutes on 2 CPU cores.",
-        RunConfig(task="mixed", updates=80, num_groups=4, group_size=32, ppo=_learning(80), reward=_FRUGAL),
+        "How the controller that ships with simic learned to grow; about 20 minutes on 2 CPU cores.",
+        RunConfig(
+            task="mixed",
+            updates=80,
+            num_groups=4,
+            group_size=32,
+            ppo=_learning(80),
+            reward=RewardConfig(gamma=1.0, compute_weight=1.0),
+        ),
+    ),
+    "thrift": (
+        "How it then learned to try no more than it needs (with --init); about 5 minutes on 2 CPU cores.",
+        RunConfig(
+            task="broad",
+            updates=24,
+            num_groups=4,
+            group_size=32,
+            ppo=_learning(24, 5e-4, 0.005),
+            reward=RewardConfig(scheme="thrifty", gamma=1.0, compute_weight=1.0),
+        ),
     ),
     "research": (
         "Hours on a GPU.",

@@ -68,7 +68,7 @@ class ScheduleCommand:
 
     budget: int = 4096
     """Host trainings to spend."""
-    tasks: tuple[str, ...] = ("mlp:train",)
+    tasks: tuple[str, ...] = ("mixed:train",)
     """Where to search: FAMILY[:SPLIT] or names of tasks, separated by commas."""
     horizon: int = EvaluationConfig.horizon
     """Decisions of an episode."""

@@ -11,7 +11,7 @@ import numpy as np
 from simic.rewards import terms
 from simic.rewards.facts import StepFacts
 
-SchemeName = Literal["score", "shaped", "simplified", "sparse", "minimal", "escrow", "drip", "loss"]
+SchemeName = Literal["score", "thrifty", "shaped", "simplified", "sparse", "minimal", "escrow", "drip", "loss"]
 
 PROXY_SHARE = 0.3
 """Weight of progress while contributions are unknown, as a share of theirs."""
@@ -32,7 +32,7 @@ class RewardConfig:
     rent_weight: float = 1.0
     """Points that a doubling of the parameters costs."""
     compute_weight: float = 0.0
-    """Points that twice the parameters cost if they are trained for a whole episode, kept or not; scheme score only."""
+    """Points that a doubling costs if it is trained for a whole episode, kept or not; schemes score and thrifty."""
     contribution_weight: float = 1.0
     """Weight of measured contributions; that of the proxy is derived from it."""
     rollback_penalty: float = 10.0
@@ -117,6 +117,7 @@ TERMS: dict[str, Term] = {
 
 SCHEMES: dict[SchemeName, dict[str, float]] = {
     "score": {"score": 1.0, "compute": 1.0},
+    "thrifty": {"score": 1.0, "compute": 1.0, "intervention": 1.0},
     "shaped": {
         "attribution": 1.0,
         "proxy": 1.0,
