@@ -135,7 +135,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
     "thrift": (
         "How it then learned to try no more than it needs (with --init); about 5 minutes on 2 CPU cores.",
         RunConfig(
-            task="broad",
+            task="mixed",
             updates=24,
             num_groups=4,
             group_size=32,

@@ -115,8 +115,6 @@ PICTURES = tuple(
     for shape, num_classes in product(((1, 20), (1, 6, 6)), (2, 4, 8))
 )
 """Shapes and classes of the cnn family."""
-PLENTY = tuple(replace(own, load=partial(own.load, train_size=512)) for own in PICTURES)
-"""The same with more data, and so more batches between two decisions."""
 DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
 
 
@@ -153,41 +151,23 @@ _MLP: dict[Split, Ranges] = {
         draws=_draws(Spirals(turns=(0.05, 0.6, 1.1, 1.6, 1.9), noise=(0.05, 0.1)), Teacher(hidden=(3, 6, 32))),
     ),
 }
-
-
-def _cnn(presets: tuple[Preset, ...], draws: Mapping[Split, Draws]) -> dict[Split, Ranges]:
-    widths: dict[Split, tuple[int, ...]] = {"train": (4, 6, 8), "validation": (7, 10), "held_out": (5, 9, 14)}
-    return {
-        split: Ranges(
-            presets=presets,
-            widths=widths[split],
-            depths=(1, 2, 3) if split == "held_out" else (1, 2, 2),
-            draws=draws[split],
-        )
-        for split in SPLITS
-    }
-
-
-def _plenty_draws(motifs: Motifs) -> Draws:
-    return Draws(concepts=(motifs,), label_noise=(0.0, 0.0, 0.0, 0.2), rate_factor=(0.5, 1.5))
-
-
-_CNN = _cnn(
-    PICTURES,
-    {
-        "train": _draws(Motifs(extent=(2, 4, 6), noise=(0.1, 0.3, 0.6))),
-        "validation": _draws(Motifs(extent=(5,), noise=(0.2, 0.5))),
-        "held_out": _draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
-    },
-)
-_CNN_PLENTY = _cnn(
-    PLENTY,
-    {
-        "train": _plenty_draws(Motifs(extent=(2, 4, 6), noise=(0.3, 0.6, 1.0))),
-        "validation": _plenty_draws(Motifs(extent=(5,), noise=(0.5, 0.8))),
-        "held_out": _plenty_draws(Motifs(extent=(3,), noise=(0.4, 0.7))),
-    },
-)
+_CNN: dict[Split, Ranges] = {
+    "train": Ranges(
+        presets=PICTURES,
+        widths=(4, 6, 8),
+        depths=(1, 2, 2),
+        draws=_draws(Motifs(extent=(2, 4, 6), noise=(0.1, 0.3, 0.6))),
+    ),
+    "validation": Ranges(
+        presets=PICTURES, widths=(7, 10), depths=(1, 2, 2), draws=_draws(Motifs(extent=(5,), noise=(0.2, 0.5)))
+    ),
+    "held_out": Ranges(
+        presets=PICTURES,
+        widths=(5, 9, 14),
+        depths=(1, 2, 3),
+        draws=_draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
+    ),
+}
 _DIGITS: dict[Split, Ranges] = {
     "train": Ranges(presets=DIGITS, widths=(4, 6, 10, 16), depths=(1, 2, 3), draws=_digits_draws((1.0, 0.3, 0.1))),
     "validation": Ranges(presets=DIGITS, widths=(5, 8, 12), depths=(1, 2, 3), draws=_digits_draws((0.6, 0.2))),
@@ -209,11 +189,6 @@ FAMILIES: dict[str, TaskFamily] = {
         name="mixed",
         description="Four tasks like those of mlp for one like those of cnn.",
         ranges={split: (_MLP[split],) * 4 + (_CNN[split],) for split in SPLITS},
-    ),
-    "broad": TaskFamily(
-        name="broad",
-        description="Half like mlp, a quarter like cnn, and a quarter like cnn with more data and more noise in it.",
-        ranges={split: (_MLP[split],) * 2 + (_CNN[split], _CNN_PLENTY[split]) for split in SPLITS},
     ),
     "digits": TaskFamily(
         name="digits",
