@@ -11,8 +11,8 @@ train: $(STAMP)
 
 # What ships in src/simic/pretrained, from nothing: the controller, and the fixed plan found with as many host trainings.
 pretrained: $(STAMP)
-	$(BIN)/simic train --preset pretrained --rng-seed 1 --out runs/pretrained --resume auto
-	$(BIN)/simic train --preset thrift --rng-seed 101 --init runs/pretrained/controller.safetensors --out runs/thrift --resume auto
+	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
+	$(BIN)/simic train --preset thrift --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/thrift --resume auto
 	$(BIN)/simic schedule --budget 26624 --out src/simic/pretrained/schedule.json
 	cp runs/thrift/controller.safetensors src/simic/pretrained/controller.safetensors
 

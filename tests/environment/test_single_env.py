@@ -39,7 +39,7 @@ def test_it_is_the_first_environment_of_the_vector():
         assert reward == pytest.approx(rewards[0], abs=1e-4)
         assert terminated is bool(terminations[0]) is (decision % 3 == 0)
         assert truncated is False
-        assert info["reward_terms"].keys() == {"score", "rollback", "forfeit"}
+        assert info["reward_terms"].keys() == {"score", "compute", "rollback", "forfeit"}
         assert info["illegal"] == infos["illegal"][0]
         if terminated:
             assert info["score"] == pytest.approx(infos["final_info"]["score"][0], abs=1e-4)
