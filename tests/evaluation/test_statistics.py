@@ -80,15 +80,15 @@ def test_iqm_by_hand(scores, expected):
     ("difference", "expected"),
     [
         # Two pairs, means of resamples 0, 2, 2, 4: each end has a chance of a quarter.
-        ([[[0.0, 4.0]]], (2.0, 0.0, 4.0)),
-        # Nothing varies within a task, so the interval is that of resampled tasks.
-        ([[[1.0, 1.0], [3.0, 3.0]]], (2.0, 1.0, 3.0)),
+        ([[[0.0, 4.0]]], (2.0, 0.0, 4.0, 0.0, 4.0)),
+        # Nothing varies within a task, so the interval is that of resampled tasks; other hosts would be the same.
+        ([[[1.0, 1.0], [3.0, 3.0]]], (2.0, 1.0, 3.0, 2.0, 2.0)),
         # Tasks are alike on average, so the interval is that of resampled pairs.
-        ([[[0.0, 4.0], [4.0, 0.0]]], (2.0, 0.0, 4.0)),
+        ([[[0.0, 4.0], [4.0, 0.0]]], (2.0, 0.0, 4.0, 0.0, 4.0)),
         # Two policies, one of them no better: all resampled policies may be that one.
-        ([[[0.0, 0.0], [0.0, 0.0]], [[2.0, 2.0], [2.0, 2.0]]], (1.0, 0.0, 2.0)),
+        ([[[0.0, 0.0], [0.0, 0.0]], [[2.0, 2.0], [2.0, 2.0]]], (1.0, 0.0, 2.0, 0.0, 2.0)),
         # One run per task: tasks are resampled.
-        ([[[1.0], [3.0]]], (2.0, 1.0, 3.0)),
+        ([[[1.0], [3.0]]], (2.0, 1.0, 3.0, 1.0, 3.0)),
     ],
 )
 def test_paired_difference_by_hand(difference, expected):
@@ -120,7 +120,7 @@ def test_policies_that_differ_widen_the_interval():
 
 def test_policies_are_matched_by_place():
     x = np.random.default_rng(0).normal(0, 50, (3, 2, 4))
-    assert paired_difference(x, x - 1) == pytest.approx((1.0, 1.0, 1.0))
+    assert paired_difference(x, x - 1) == pytest.approx((1.0,) * 5)
 
 
 def test_probability_of_improvement_by_hand():
@@ -158,6 +158,8 @@ def test_figures_stay_within_what_was_seen(pair):
     x, y = pair
     for estimate in (iqm_interval(x), paired_difference(x, y), probability_of_improvement(x, y)):
         assert estimate.low <= estimate.high
+    difference = paired_difference(x, y)
+    assert difference.low <= difference.hosts_low <= difference.hosts_high <= difference.high
     assert x.min() - 1e-9 <= iqm_interval(x).low <= iqm_interval(x).high <= x.max() + 1e-9
     assert 0 <= probability_of_improvement(x, y).low <= probability_of_improvement(x, y).high <= 1 + 1e-12
 
@@ -227,6 +229,9 @@ def test_summary_has_every_controller_and_pair():
     flops = {label: [e["flops"] for e in episodes if e["controller"] == label] for label in ("learned-0", "wait")}
     ratios = np.log2(np.array(flops["learned-0"]) / np.array(flops["wait"]))
     assert summary["paired"]["learned-0"]["wait"]["log2_flops"]["mean"] == pytest.approx(ratios.mean())
+    figure = summary["paired"]["learned-0"]["wait"]["flops"]
+    assert figure["mean"] == pytest.approx(np.mean(flops["learned-0"]) - np.mean(flops["wait"]))
+    assert figure["low"] <= figure["hosts_low"] < figure["hosts_high"] <= figure["high"]
     pooled = [summary["controllers"][label]["score"]["mean"] for label in ("learned-0", "learned-1")]
     assert summary["controllers"]["learned"]["score"]["mean"] == pytest.approx(np.mean(pooled))
 

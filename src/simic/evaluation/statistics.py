@@ -18,6 +18,7 @@ MEASURES = ("metric", "score", "area", "parameters", "flops", "accuracy_per_para
 PAIRED: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "metric": ("metric", np.asarray),
     "score": ("score", np.asarray),
+    "flops": ("flops", np.asarray),
     "log2_flops": ("flops", np.log2),
     "log2_parameters": ("parameters", np.log2),
 }
@@ -30,6 +31,16 @@ class Estimate(NamedTuple):
     value: Any
     low: Any
     high: Any
+
+
+class Difference(NamedTuple):
+    """A mean difference, its interval, and the narrower one for other hosts of the same tasks."""
+
+    value: float
+    low: float
+    high: float
+    hosts_low: float
+    hosts_high: float
 
 
 class Resamples(NamedTuple):
@@ -76,13 +87,14 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 
     return Estimate(float(wins.mean()), *_interval((draws.policies * np.stack(shares, 1)).mean(1)))
 
 
-def paired_difference(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Estimate:
+def paired_difference(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Difference:
     """Mean of x - y over pairs that share task and rng seed, averaged over policies.
 
-    Two intervals are taken: one resamples pairs within each task (another draw of hosts for these tasks), one resamples
-    whole tasks (other tasks like these); both resample policies too. `low` and `high` enclose both, so that a
-    difference counts only if it is there either way. Resampling P items understates their spread by a factor
-    sqrt(1 - 1 / P): with 3 policies or few tasks the interval is somewhat too narrow.
+    Two intervals are taken: one resamples pairs within each task (another draw of hosts for these tasks: the stratified
+    bootstrap), one resamples whole tasks (other tasks like these); both resample policies too. `hosts_low` and
+    `hosts_high` are the first; `low` and `high` enclose both, so that a difference counts only if it is there either
+    way. Resampling P items understates their spread by a factor sqrt(1 - 1 / P): with 3 policies or few tasks the
+    interval is somewhat too narrow.
 
     P is the same on both sides, or 1 on one. Policies are matched by place: the second replay is of the second policy.
     """
@@ -91,8 +103,8 @@ def paired_difference(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Est
     draws = _draw(difference.shape, rng_seed)
     of_pairs = (draws.runs @ difference[..., None])[..., 0].mean(1) / difference.shape[2]  # (P, R)
     of_tasks = draws.tasks @ difference.mean(2).T / difference.shape[1]  # (R, P)
-    lows, highs = zip(*(_interval((draws.policies * means).mean(1)) for means in (of_pairs.T, of_tasks)), strict=True)
-    return Estimate(float(difference.mean()), min(lows), max(highs))
+    hosts, tasks = (_interval((draws.policies * means).mean(1)) for means in (of_pairs.T, of_tasks))
+    return Difference(float(difference.mean()), min(hosts[0], tasks[0]), max(hosts[1], tasks[1]), *hosts)
 
 
 def summarize(
@@ -105,7 +117,8 @@ def summarize(
     """Every controller by itself, and paired with those of `against` (by default all others).
 
     `pooled` names groups of controllers, such as policies trained alike, that are judged as one beside their members.
-    In `controllers`, low and high belong to iqm; in `paired`, to mean, and figures are of controller minus other.
+    In `controllers`, low and high belong to iqm; in `paired`, to mean, and figures are of controller minus other;
+    what hosts_low and hosts_high are says `paired_difference`.
     """
     pooled = pooled or {}
     scores = score_table(episodes)
@@ -190,6 +203,8 @@ def _paired(mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rng
             "mean": difference.value,
             "low": difference.low,
             "high": difference.high,
+            "hosts_low": difference.hosts_low,
+            "hosts_high": difference.hosts_high,
             "probability": chance.value,
             "probability_low": chance.low,
             "probability_high": chance.high,
