@@ -313,3 +313,12 @@ def test_another_gamma_is_refused_with_both_values():
 def test_wrong_settings_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*got"):
         RewardConfig(**{field: value})
+
+
+def test_thrifty_is_the_score_less_what_interventions_cost():
+    for facts in live(rng_seed=3):
+        score, thrifty = (
+            reward(facts, RewardConfig(scheme=scheme, compute_weight=1.0)) for scheme in ("score", "thrifty")
+        )
+        costs = [-terms.INTERVENTION_COST[Op(op)] for op in facts.op]
+        np.testing.assert_allclose(thrifty.total - score.total, costs, atol=1e-9)
