@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from simic.tasks.generated import Motifs, Spirals, Teacher, generate_data, load_motifs, load_spirals, load_teacher
+from simic.tasks.data import Data, as_data, load_digits
+from simic.tasks.generated import (
+    Excerpt,
+    Motifs,
+    Spirals,
+    Teacher,
+    generate_data,
+    load_excerpt,
+    load_motifs,
+    load_spirals,
+    load_teacher,
+)
 
 MOTIFS = Motifs(extent=(4,), noise=(0.1,))
 
@@ -102,6 +113,57 @@ def test_a_motif_lies_whole_somewhere_in_its_picture(shape):
         np.testing.assert_array_equal(same, [same[0]] * len(same))
     assert np.unique([part.ravel() for part in cut], axis=0).shape[0] == 3
     assert len(places) == np.prod([side - 3 for side in shape[1:]])
+
+
+def test_motifs_of_all_classes_are_equally_strong():
+    (x, y), _ = Motifs(extent=(4,), noise=(0.0,)).generate(
+        np.random.default_rng(0), num_samples=60, shape=(1, 9), num_classes=5
+    )
+    norms = np.linalg.norm(x[:, 0], axis=1)
+    np.testing.assert_allclose(norms, norms[0])
+    assert len({tuple(np.trim_zeros(x[y == label][0, 0])) for label in range(5)}) == 5
+
+
+def small_set(labels) -> Data:
+    """Inputs that tell which sample they are; the last two are for testing."""
+    labels = np.array(labels)
+    x = np.arange(len(labels), dtype=np.float32)[:, None, None]
+    parts = [(x[part], labels[part]) for part in (slice(0, -6), slice(-6, -2), slice(-2, None))]
+    return as_data(train=parts[0], validation=parts[1], test=parts[2], num_classes=3)
+
+
+def test_an_excerpt_has_samples_of_some_classes_none_twice():
+    labels = np.arange(32) % 3
+    concept = Excerpt(name="thirds", load=lambda: small_set(labels))
+    seen = set()
+    for rng_seed in range(20):
+        (x, y), traits = concept.generate(np.random.default_rng(rng_seed), num_samples=18, shape=(1, 1), num_classes=2)
+        chosen = x.reshape(-1).astype(int)
+        assert traits == {"concept": "thirds", "classes": 2}
+        assert (len(set(chosen)), chosen.max() < 30) == (18, True)
+        own = [set(labels[chosen[y == label]]) for label in range(2)]
+        assert [len(classes) for classes in own] == [1, 1]
+        seen.add((*own[0], *own[1]))
+    assert len(seen) == 6
+
+
+def test_an_excerpt_has_no_more_than_its_data_set():
+    concept = Excerpt(name="thirds", load=lambda: small_set(np.arange(32) % 3))
+    for asked, message in (
+        ({"num_samples": 21, "shape": (1, 1), "num_classes": 2}, "thirds has 20 samples of 2 classes, asked for 21"),
+        ({"num_samples": 4, "shape": (1, 1), "num_classes": 4}, "has 3 classes .* asked for 4"),
+        ({"num_samples": 4, "shape": (1, 2), "num_classes": 2}, r"of shape \(1, 1\), asked for 2 of shape \(1, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            concept.generate(np.random.default_rng(0), **asked)
+
+
+def test_excerpts_of_digits_leave_its_test_samples_alone():
+    digits = load_digits()
+    data = load_excerpt(concept=Excerpt(name="digits", load=load_digits))
+    assert [len(data.split(split)[0]) for split in ("train", "validation", "test")] == [1024, 256, 128]
+    seen = {tuple(x.flatten().tolist()) for split in ("train", "validation", "test") for x in data.split(split)[0]}
+    assert not seen & {tuple(x.flatten().tolist()) for x in digits.test_x}
 
 
 def test_motifs_have_unit_variance_and_drown_in_noise():

@@ -13,8 +13,9 @@ from itertools import combinations, product
 import numpy as np
 
 from simic.tasks import DEFAULT_FAMILY, SPLITS, Split
+from simic.tasks.data import load_digits, load_mnist1d
 from simic.tasks.draws import Draws
-from simic.tasks.generated import Concept, Motifs, Spirals, Teacher, load_motifs, load_teacher
+from simic.tasks.generated import Concept, Excerpt, Motifs, Spirals, Teacher, load_excerpt, load_motifs, load_teacher
 from simic.tasks.hosts import plain_mlp_host, slot_names
 from simic.tasks.task import PRESETS, Preset, Task, at_width, conv_for, mlp_for
 
@@ -168,6 +169,35 @@ _CNN: dict[Split, Ranges] = {
         draws=_draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
     ),
 }
+_EXCERPT_DIGITS, _EXCERPT_MNIST1D = (
+    Excerpt(name="digits", load=load_digits),
+    Excerpt(name="mnist1d", load=load_mnist1d),
+)
+
+
+def _excerpts(
+    problems: tuple[tuple[Excerpt, int], ...], widths: tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[Ranges, ...]:
+    """Convolutional hosts on so many classes of data sets, with clean samples in plenty."""
+    return tuple(
+        Ranges(
+            presets=(
+                Preset(
+                    load=partial(load_excerpt, concept=concept, num_classes=num_classes),
+                    host=conv_for,
+                    width=8,
+                    batch_size=32,
+                    learning_rate=1e-2,
+                ),
+            ),
+            widths=widths,
+            depths=depths,
+            draws=Draws(concepts=(concept,), rate_factor=(0.5, 1.5)),
+        )
+        for concept, num_classes in problems
+    )
+
+
 _DIGITS: dict[Split, Ranges] = {
     "train": Ranges(presets=DIGITS, widths=(4, 6, 10, 16), depths=(1, 2, 3), draws=_digits_draws((1.0, 0.3, 0.1))),
     "validation": Ranges(presets=DIGITS, widths=(5, 8, 12), depths=(1, 2, 3), draws=_digits_draws((0.6, 0.2))),
@@ -189,6 +219,17 @@ FAMILIES: dict[str, TaskFamily] = {
         name="mixed",
         description="Four tasks like those of mlp for one like those of cnn.",
         ranges={split: (_MLP[split],) * 4 + (_CNN[split],) for split in SPLITS},
+    ),
+    "excerpts": TaskFamily(
+        name="excerpts",
+        description="Convolutional networks on a thousand clean samples of digits or mnist1d: they lack parameters.",
+        ranges={
+            "train": _excerpts(
+                ((_EXCERPT_DIGITS, 10), (_EXCERPT_MNIST1D, 10), (_EXCERPT_MNIST1D, 5)), (4, 6, 8, 12), (1, 2, 2)
+            ),
+            "validation": _excerpts(((_EXCERPT_MNIST1D, 8),), (7, 10), (1, 2, 2)),
+            "held_out": _excerpts(((_EXCERPT_MNIST1D, 9), (_EXCERPT_MNIST1D, 6)), (5, 9, 14), (1, 2, 3)),
+        },
     ),
     "digits": TaskFamily(
         name="digits",

@@ -1,10 +1,12 @@
-"""Generated problems whose need for capacity is set by a number: spirals, teachers that hide layers, motifs in noise.
+"""Generated problems whose need for capacity is set by a number: spirals, teachers that hide layers, motifs in noise;
+and excerpts of data sets.
 
 Shapes: M samples of D features, or of C channels and the sides of a picture; K classes. Every draw comes from the
 generator that is passed in.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -124,6 +126,34 @@ class Motifs:
         return (pictures, labels), {"concept": "motifs", "extent": extent, "noise": noise}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """Samples of a data set, some of its classes: every host learns from others."""
+
+    name: str
+    load: Callable[[], Data]
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """Samples that are not for testing, none twice; classes are renumbered in the order they were drawn in."""
+        data = self.load()
+        inputs = np.concatenate([data.train_x.numpy(), data.validation_x.numpy()])
+        labels = np.concatenate([data.train_y.numpy(), data.validation_y.numpy()])
+        if inputs.shape[1:] != shape or num_classes > data.num_classes:
+            raise ValueError(
+                f"{self.name} has {data.num_classes} classes of inputs of shape {inputs.shape[1:]}, "
+                f"asked for {num_classes} of shape {shape}"
+            )
+        place = np.full(data.num_classes, -1)
+        place[rng.permutation(data.num_classes)[:num_classes]] = np.arange(num_classes)
+        found = np.flatnonzero(place[labels] >= 0)
+        if len(found) < num_samples:
+            raise ValueError(f"{self.name} has {len(found)} samples of {num_classes} classes, asked for {num_samples}")
+        chosen = rng.choice(found, num_samples, replace=False)
+        return (inputs[chosen], place[labels[chosen]]), {"concept": self.name, "classes": num_classes}
+
+
 def generate_data(
     concept: Concept, rng: np.random.Generator, *, sizes: tuple[int, int, int], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Data, Traits]:
@@ -137,30 +167,38 @@ def generate_data(
 @cache
 def load_spirals(*, train_size: int | None = None) -> Data:
     """Three arms of one turn in the plane, 512/256/512 inputs (M, 2)."""
-    return _reference(Spirals(turns=(1.0,)), shape=(2,), num_classes=3, train_size=train_size)
+    return _reference(Spirals(turns=(1.0,)), (2,), 3, train_size)
 
 
 @cache
 def load_teacher(*, in_features: int = 8, num_classes: int = 3, train_size: int | None = None) -> Data:
     """A teacher of 8 hidden units, 512/256/512 inputs (M, in_features)."""
-    return _reference(Teacher(hidden=(8,)), shape=(in_features,), num_classes=num_classes, train_size=train_size)
+    return _reference(Teacher(hidden=(8,)), (in_features,), num_classes, train_size)
 
 
 @cache
 def load_motifs(*, shape: tuple[int, ...] = (1, 6, 6), num_classes: int = 4, train_size: int | None = 256) -> Data:
     """Patterns of four points a side in noise, 256/256/512 inputs (M, *shape)."""
-    concept = Motifs(extent=(4,), noise=(0.3,))
-    return _reference(concept, shape=shape, num_classes=num_classes, train_size=train_size)
+    return _reference(Motifs(extent=(4,), noise=(0.3,)), shape, num_classes, train_size)
 
 
-def _reference(concept: Concept, *, shape: tuple[int, ...], num_classes: int, train_size: int | None) -> Data:
-    samples, _ = concept.generate(
-        np.random.default_rng(REFERENCE_RNG_SEED),
-        num_samples=NUM_TRAIN + NUM_VALIDATION + NUM_TEST,
-        shape=shape,
-        num_classes=num_classes,
-    )
-    test, validation, train = deal(samples, (NUM_TEST, NUM_VALIDATION), train_size=train_size)
+@cache
+def load_excerpt(*, concept: Excerpt, num_classes: int = 10, train_size: int | None = None) -> Data:
+    """Some samples of a data set, 1,024/256/128."""
+    shape = tuple(concept.load().train_x.shape[1:])
+    return _reference(concept, shape, num_classes, train_size, sizes=(1_024, NUM_VALIDATION, 128))
+
+
+def _reference(
+    concept: Concept,
+    shape: tuple[int, ...],
+    num_classes: int,
+    train_size: int | None,
+    sizes: tuple[int, int, int] = (NUM_TRAIN, NUM_VALIDATION, NUM_TEST),
+) -> Data:
+    rng = np.random.default_rng(REFERENCE_RNG_SEED)
+    samples, _ = concept.generate(rng, num_samples=sum(sizes), shape=shape, num_classes=num_classes)
+    test, validation, train = deal(samples, sizes[:0:-1], train_size=train_size)
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
 
 
