@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import tyro
 
@@ -18,6 +18,7 @@ from simic.config import (
     PRESETS,
     Algorithm,
     Device,
+    PresetName,
     RunConfig,
     nearest,
     override,
@@ -63,7 +64,7 @@ FAST = {
 class TrainCommand:
     """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
 
-    preset: Literal["quick", "standard", "pretrained", "thrift", "research"] = DEFAULT_PRESET
+    preset: PresetName = DEFAULT_PRESET
     """Where settings start from; `simic presets` shows them."""
     config: Path | None = None
     """A JSON or TOML file of settings, for all that has no flag."""
@@ -87,7 +88,8 @@ class TrainCommand:
     algorithm: Algorithm | None = None
     """How to learn: by trying (ppo), by imitating recorded episodes, or offline from them (iql)."""
     episodes: tuple[str, ...] | None = None
-    """What to imitate or learn from: runs or directories with recorded episodes, or `heuristic`, who plays some."""
+    """What to imitate or learn from: runs or directories with recorded episodes; `heuristic`, or the file of a
+    controller, who plays some."""
     rng_seed: int | None = None
     """Fixes everything that is drawn at random."""
     updates: int | None = None

@@ -25,6 +25,7 @@ from simic.telemetry.events import Level
 
 Algorithm = Literal["ppo", "imitation", "iql"]
 Device = Literal["cpu", "cuda", "mps", "xpu"]
+PresetName = Literal["quick", "standard", "pretrained", "thrift", "research"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class RunConfig:
     algorithm: Algorithm = "ppo"
     """How to learn: by trying, by imitating recorded episodes, or offline from them."""
     episodes: tuple[str, ...] = ()
-    """What to imitate or learn from offline: runs with recorded episodes, or a rule: heuristic, random."""
+    """What to learn from without trying: runs with recorded episodes; or who plays some: heuristic, random, a file."""
     rng_seed: int = 0
     """Fixes everything that is drawn at random."""
     updates: int = 40
@@ -110,7 +111,7 @@ def _learning(updates: int, learning_rate: float = 1e-3, entropy_coefficient: fl
 
 
 _REWARD = RewardConfig(gamma=1.0)
-PRESETS: dict[str, tuple[str, RunConfig]] = {
+PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
         RunConfig(
@@ -157,7 +158,7 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
         ),
     ),
 }
-DEFAULT_PRESET = "quick"
+DEFAULT_PRESET: PresetName = "quick"
 
 RESUMABLE = ("updates", "workers", "checkpoint_every", "keep", "compare")
 """Settings that may differ when a run is resumed: the results do not depend on them, but for where it ends."""
