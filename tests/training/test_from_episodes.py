@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
@@ -16,8 +17,8 @@ from simic.ppo.offline import IQLConfig, learn_offline
 from simic.telemetry.events import RunFinished, RunStarted, Update
 from simic.training import from_episodes
 from simic.training.build import RunExistsError, make_agent, make_setup
-from simic.training.episodes import GroupJob
-from simic.training.from_episodes import flat, play_rule
+from simic.training.episodes import GroupJob, make_trainings
+from simic.training.from_episodes import flat, play_fresh
 from simic.training.run_directory import RunDirectory
 from simic.training.start import start
 
@@ -127,15 +128,32 @@ def test_what_could_not_be_begun_can_be_tried_again(tmp_path, tiny_task):
 def test_a_rule_plays_what_its_controller_says(tiny_task):
     job = GroupJob(rng_seed=0, update=0, group=0, task=0)
     setup = make_setup(tiny.make_config(episode={"horizon": 6}))
-    played = play_rule((setup, "random"), job)
+    played = play_fresh((setup, "random"), job)
     assert set(played.trace.action[..., 0].flat) > {int(Op.WAIT)}
     assert played.rollout["mask"].shape[:2] == (6, 2)
     chosen = played.trace.legal_ops[tuple(map(list, zip(*[(t, n) for t in range(6) for n in range(2)], strict=True)))]
     ops = played.trace.action[..., 0].reshape(-1)
     assert chosen[range(12), ops].all()
-    assert tiny.same(played.rollout, play_rule((setup, "random"), job).rollout)
-    other = play_rule((setup, "random"), job._replace(group=1))
+    assert tiny.same(played.rollout, play_fresh((setup, "random"), job).rollout)
+    other = play_fresh((setup, "random"), job._replace(group=1))
     assert not tiny.same(played.rollout["action"], other.rollout["action"])
+
+
+def test_a_saved_controller_plays_greedily_and_can_be_imitated(tmp_path, tiny_task):
+    config, file = tiny.make_config(episode={"horizon": 6}), tmp_path / "teacher.safetensors"
+    make_agent(config).save_controller(file)
+    job, setup = GroupJob(rng_seed=0, update=0, group=0, task=0), make_setup(config)
+    played = play_fresh((setup, str(file)), job)
+    controller = LearnedController.load(file)
+    facts = (trainings := make_trainings(setup, job)).facts()
+    for actions in played.trace.action:
+        np.testing.assert_array_equal(controller.act(facts), actions)
+        facts = trainings.step(actions).facts
+    assert learn(tmp_path / "run", algorithm="imitation", episodes=[str(file)], updates=1, record=True) == 0
+    # A file of episodes is read, not taken for somebody who plays.
+    recorded = str(next((tmp_path / "run/episodes").iterdir()))
+    assert learn(tmp_path / "again", algorithm="imitation", episodes=[recorded], updates=1, record=True) == 0
+    assert not list((tmp_path / "again/episodes").iterdir())
 
 
 def test_numbers_of_nested_tables_get_one_name_each():

@@ -103,6 +103,14 @@ def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
     return network_of(load_bundle(path), path)
 
 
+def holds_controller(path: str | Path) -> bool:
+    """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
+    if not Path(path).is_file():
+        return False
+    saved = load_bundle(path)
+    return isinstance(saved, dict) and "network" in saved
+
+
 def network_of(saved: Any, path: str | Path) -> FactoredRecurrentActorCritic:
     """The network in an agent's saved state, which was found at `path`."""
     about = saved.get("about", {}) if isinstance(saved, dict) else {}

@@ -1,6 +1,7 @@
 """Learning without trying: imitate somebody's episodes, or learn offline from them by implicit Q-learning.
 
-The episodes are recorded ones, or fresh ones that a rule plays. The result is a controller, and a warm start for PPO.
+The episodes are recorded ones, or fresh ones that a rule or a saved controller plays. The result is a controller, and a
+warm start for PPO.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from simic.config import RunConfig
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
 from simic.control.heuristic import HeuristicController
-from simic.control.learned import network_input, row_masks
+from simic.control.learned import LearnedController, holds_controller, network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
 from simic.ppo.agent import DivergedError, PPOAgent
@@ -98,10 +99,10 @@ def _learn(
         return "diverged", 3, str(error)
 
 
-def play_rule(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
-    """Whole episodes of a group under a rule, seen as a network would see them."""
-    group_setup, name = setup
-    controller = RULES[name](job.group_seed)
+def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
+    """Whole episodes of a group under a rule or the controller in a file, seen as a network would see them."""
+    group_setup, player = setup
+    controller = RULES[player](job.group_seed) if player in RULES else LearnedController.load(player)
 
     def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
         return controller.act(facts), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
@@ -123,26 +124,25 @@ def flat(tree: dict[str, Any]) -> dict[str, float]:
 def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Callable[[str], None]) -> list[Rollout]:
     rollouts: list[Rollout] = []
     for source in config.episodes:
-        rollouts += (
-            _fresh(config, directory, source, state_size, say) if source in RULES else load_episodes(source, state_size)
-        )
+        plays = source in RULES or holds_controller(source)
+        rollouts += _fresh(config, directory, source, state_size, say) if plays else load_episodes(source, state_size)
     say(f"{sum(rollout.shape[1] for rollout in rollouts)} episodes to learn from")
     return rollouts
 
 
 def _fresh(
-    config: RunConfig, directory: RunDirectory, rule: str, state_size: int, say: Callable[[str], None]
+    config: RunConfig, directory: RunDirectory, player: str, state_size: int, say: Callable[[str], None]
 ) -> Sequence[Rollout]:
-    """Episodes that a rule plays now, as many as PPO would try."""
-    pool, setup, rollouts = WorkerPool(play_rule, config.workers), make_setup(config), []
+    """Episodes that somebody plays now, as many as PPO would try."""
+    pool, setup, rollouts = WorkerPool(play_fresh, config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
-            played = pool.run((setup, rule), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))
+            played = pool.run((setup, player), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))
             if config.record:
                 save_episodes(directory.episodes, update, [group.rollout for group in played])
             rollouts += [to_rollout(group.rollout, state_size) for group in played]
             score = np.mean([group.trace.score.mean() for group in played])
-            say(f"episodes of {rule} {update + 1}/{config.updates}: score {score:.2f}")
+            say(f"episodes of {player} {update + 1}/{config.updates}: score {score:.2f}")
     finally:
         pool.close()
     return rollouts
