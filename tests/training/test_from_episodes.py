@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import torch
 
 from simic.actions import Op
 from simic.control.learned import LearnedController
@@ -110,6 +111,23 @@ def test_lessons_are_repeatable(tmp_path, tiny_task):
     one, two = (LearnedController.load(tmp_path / name / "controller.safetensors") for name in ("one", "two"))
     assert tiny.same(dict(one.network.state_dict()), dict(two.network.state_dict()))
     assert (tmp_path / "one/events.jsonl").read_bytes() == (tmp_path / "two/events.jsonl").read_bytes()
+
+
+def test_lessons_take_one_thread(tmp_path, tiny_task, monkeypatch):
+    """With more, sums come in another order, and jobs in this process take many times as long."""
+    threads = []
+
+    def note(agent: Any, rollouts: Any, progress: Any) -> None:
+        threads.append(torch.get_num_threads())
+
+    monkeypatch.setitem(from_episodes.LEARNERS, "imitation", note)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        learn(tmp_path, algorithm="imitation", episodes=["random"], updates=1)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
 
 
 def test_a_run_is_not_overwritten(tmp_path, tiny_task):

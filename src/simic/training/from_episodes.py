@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from simic.config import RunConfig
 from simic.control.baselines import RandomController
@@ -54,6 +55,7 @@ def learn_from_episodes(
     say: Callable[[str], None],
 ) -> int:
     """Learn, and write the controller to the run's directory; returns the exit code. The caller holds the lock."""
+    torch.set_num_threads(1)  # as in workers: sums come in one order, and many tiny operations run fastest
     if directory.config.is_file():
         raise RunExistsError(
             f"{directory.path} holds a run already, and this kind is not resumed: choose another --out"
