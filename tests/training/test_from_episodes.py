@@ -12,6 +12,7 @@ import tiny
 import torch
 
 from simic.actions import Op
+from simic.bundle import BundleError, save_bundle
 from simic.control.learned import LearnedController
 from simic.ppo.imitation import ImitationConfig, imitate
 from simic.ppo.offline import IQLConfig, learn_offline
@@ -172,6 +173,14 @@ def test_a_saved_controller_plays_greedily_and_can_be_imitated(tmp_path, tiny_ta
     recorded = str(next((tmp_path / "run/episodes").iterdir()))
     assert learn(tmp_path / "again", algorithm="imitation", episodes=[recorded], updates=1, record=True) == 0
     assert not list((tmp_path / "again/episodes").iterdir())
+
+
+def test_who_cannot_play_is_refused_before_anything_begins(tmp_path, tiny_task):
+    file = tmp_path / "other.safetensors"
+    save_bundle(file, {"about": {"network": "Another"}, "network": {}})
+    with pytest.raises(BundleError, match=r"other\.safetensors holds no growth controller: its network is 'Another'"):
+        learn(tmp_path / "run", algorithm="imitation", episodes=[str(file)], updates=1, workers=1)
+    assert not (tmp_path / "run/config.json").exists()
 
 
 def test_numbers_of_nested_tables_get_one_name_each():

@@ -20,7 +20,7 @@ from simic.config import RunConfig
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
 from simic.control.heuristic import HeuristicController
-from simic.control.learned import LearnedController, holds_controller, network_input, row_masks
+from simic.control.learned import LearnedController, holds_controller, load_network, network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
 from simic.ppo.agent import DivergedError, PPOAgent
@@ -136,6 +136,8 @@ def _fresh(
     config: RunConfig, directory: RunDirectory, player: str, state_size: int, say: Callable[[str], None]
 ) -> Sequence[Rollout]:
     """Episodes that somebody plays now, as many as PPO would try."""
+    if player not in RULES:
+        load_network(player)  # one that does not fit is refused here, before workers start
     pool, setup, rollouts = WorkerPool(play_fresh, config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
