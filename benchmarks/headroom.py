@@ -27,6 +27,8 @@ from simic.tasks.families import find_family
 from simic.tasks.task import Task
 
 NEVER = Plan(max_seeds=0)
+DIFFICULTY = ("concept", "turns", "hidden", "extent", "classes")
+"""Traits that tell problems apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ def measure(job: Job) -> Found:
             wide = task.widened(width_for(task.host_of_width, int(np.median(played.parameters))))
             over_wide[name] = played.test - _play(wide, NEVER, rng_seeds, horizon).test
     traits = [task.draw(rng_seed).traits for rng_seed in rng_seeds]
-    kinds = [f"{own['concept']} {own.get('turns', own.get('hidden', own.get('extent')))}" for own in traits]
+    kinds = [" ".join(str(own[name]) for name in DIFFICULTY if name in own) for own in traits]
     return Found(kinds, score, validation, over_wide)
 
 
