@@ -1,6 +1,7 @@
 """Planted answers: tasks of which it is known what growth is worth, and that `evaluate` says so."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -70,10 +71,18 @@ def test_where_growth_always_pays_who_grows_wins(compete_on, tmp_path):
         assert scores(results)[label] > scores(results)["random"]
 
 
-def test_where_one_blueprint_pays_it_is_the_one(compete_on, monkeypatch, tmp_path):
-    # Of the two blueprints, one is linear as the host is: all it brings is rent.
-    for name in [name for name in BLUEPRINTS if name not in ("low_rank", "mlp_small")]:
-        monkeypatch.delitem(BLUEPRINTS, name)
+@pytest.fixture
+def two_blueprints() -> Iterator[None]:
+    """One that is linear, as the blind host is, and one that is not; all come back in their order, as actions count."""
+    every = dict(BLUEPRINTS)
+    for name in every.keys() - {"low_rank", "mlp_small"}:
+        del BLUEPRINTS[name]
+    yield
+    BLUEPRINTS.clear()
+    BLUEPRINTS.update(every)
+
+
+def test_where_one_blueprint_pays_it_is_the_one(compete_on, two_blueprints, tmp_path):
     compete_on(blind_task())
     plans = [save_plan(tmp_path, blueprints=(name,), first=0) for name in ("mlp_small", "low_rank")]
     results = compare("wait", *plans, *CLEVER)
