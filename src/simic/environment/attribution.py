@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from simic.growth.stacked import StackedHosts, _speak
+from simic.growth.choir import speak
+from simic.growth.stacked import StackedHosts
 
 Value = Callable[[np.ndarray], np.ndarray]
 """Coalitions, bool (K, S) -> the metric with exactly these seeds, (K,) or (K, M)."""
@@ -124,7 +125,7 @@ def coalition_metrics(
             out = hosts._run(x, 0, chosen, plan, kept=kept, keep=set(slots))
         else:
             first = int((coalition != different[index - 1]).any(1).argmax())
-            out = hosts._run(_speak(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
+            out = hosts._run(speak(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
         metrics[index] = vmap(hosts.metric)(out, y).cpu().numpy()
     return metrics[which.reshape(-1)]
 

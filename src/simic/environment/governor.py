@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from simic.environment.config import GovernorConfig
+from simic.growth.choir import SeedGroup
 from simic.growth.matrix import ParameterMatrix
-from simic.growth.stacked import SeedGroup, StackedHosts
+from simic.growth.stacked import StackedHosts
 from simic.lifecycle import Stage
 from simic.slots import remove
 

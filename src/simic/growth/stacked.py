@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from simic.actions import STYLES, Op
-from simic.growth.blend import OPERATORS, straight_through
-from simic.growth.blueprints import Gate, blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.blueprints import Gate, SlotShape, blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.choir import Choir, SeedGroup, Voice, speak
 from simic.growth.matrix import ParameterMatrix, row_of
 from simic.growth.model import check_branch
 from simic.growth.sites import find_sites
@@ -35,77 +34,13 @@ ACTIVATION_LIMIT = 1 << 22
 _GroupKey = tuple[int, str, str]  # slot, blueprint, operator
 
 
-@dataclass
-class SeedGroup:
-    """Seeds of one blueprint and operator in one slot of several hosts."""
-
-    slot: int
-    operator: str
-    parts: dict[str, nn.Module]  # branch and, for the gate operator, gate: their structure, not their weights
-    hosts: np.ndarray  # (R,) whose they are
-    matrices: dict[str, ParameterMatrix]  # the weights of each part
-
-    @property
-    def num_parameters(self) -> int:
-        """Of one seed, its gate included."""
-        return sum(matrix.rows.shape[1] for matrix in self.matrices.values())
-
-
-@dataclass(frozen=True)
-class _Voice:
-    """Seeds of one group that speak in a pass, and in which rows of the activation."""
-
-    group: SeedGroup
-    rows: Tensor | None  # which of the group; None for all
-    at: Tensor  # where in the activation
-    alpha: Tensor  # (R, 1, ...)
-    straight: bool = False
-    """Heard only by its own gradient: straight-through incubation."""
-    learns: bool = True
-
-
-@dataclass(frozen=True)
-class _Choir:
-    """All voices of a slot; the rows of an activation are sorted by who touches them, and put back afterwards."""
-
-    voices: list[_Voice]
-    sorted_rows: Tensor  # those that no seed touches, then voice by voice
-    back: Tensor
-    sizes: list[int]
-    in_place: bool  # one voice touches all rows, in order
-
-    @classmethod
-    def of(cls, voices: list[_Voice], num_rows: int) -> _Choir:
-        """The choir of these voices over an activation of so many hosts."""
-        silent = torch.ones(num_rows, dtype=torch.bool)
-        for voice in voices:
-            silent[voice.at] = False
-        rows = torch.cat([silent.nonzero().squeeze(1), *(voice.at for voice in voices)])
-        sizes = [int(silent.sum()), *(len(voice.at) for voice in voices)]
-        in_place = len(voices) == 1 and not sizes[0] and bool((rows == torch.arange(num_rows)).all())
-        return cls(voices, rows, rows.argsort(), sizes, in_place)
-
-
 @dataclass(frozen=True)
 class _Part:
     """Hosts that go through the network together."""
 
     hosts: np.ndarray
     rows: slice
-    plan: list[_Choir]
-
-
-class _Rearranged(torch.autograd.Function):
-    """Rows in another order; cheaper than indexing, whose gradient must reckon with rows that come twice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(order, back)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad.index_select(0, ctx.saved_tensors[1]), None, None
+    plan: list[Choir]
 
 
 class StackedHosts:
@@ -172,18 +107,11 @@ class StackedHosts:
 
     def blueprint_table(self) -> np.ndarray:
         """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
-        fits = [
-            [site.shape.topology in get_blueprint(b).topologies for b in self.blueprint_names] for site in self.sites
-        ]
-        return np.array(
-            [
-                [
-                    count_parameters(b, site.shape) if fit else -1
-                    for b, fit in zip(self.blueprint_names, row, strict=True)
-                ]
-                for site, row in zip(self.sites, fits, strict=True)
-            ]
-        )
+
+        def size(name: str, shape: SlotShape) -> int:
+            return count_parameters(name, shape) if shape.topology in get_blueprint(name).topologies else -1
+
+        return np.array([[size(name, site.shape) for name in self.blueprint_names] for site in self.sites])
 
     # Change: between host epochs only.
 
@@ -294,7 +222,7 @@ class StackedHosts:
         x: Tensor,
         start: int,
         hosts: Tensor | slice | None,
-        plan: list[_Choir],
+        plan: list[Choir],
         *,
         kept: dict[int, Tensor] | None = None,
         keep: set[int] | frozenset[int] = frozenset(),
@@ -313,16 +241,16 @@ class StackedHosts:
             if index < len(self.sites):
                 if kept is not None and index in keep:
                     kept[index] = x.detach()
-                x = _speak(x, plan[index])
+                x = speak(x, plan[index])
         return x
 
     def _run_behind(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, learns: bool = False) -> Tensor:
         """The rest of the network behind a slot of `hosts`, given their activations and their seeds' alpha (N,)."""
-        plan = [_Choir.of([], 0) for _ in self.sites]
+        plan = [Choir.of([], 0) for _ in self.sites]
         plan[slot] = self._voices(slot, hosts, alpha, learns=learns)
         for later in range(slot + 1, len(self.sites)):
             plan[later] = self._voices(later, hosts, self.life.alpha[:, later], learns=False)
-        return self._run(_speak(h, plan[slot]), slot + 1, torch.from_numpy(hosts), plan, constant=True)
+        return self._run(speak(h, plan[slot]), slot + 1, torch.from_numpy(hosts), plan, constant=True)
 
     def _part_loss(self, part: _Part, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The losses of a part's hosts, and the sum whose gradient teaches them and their seeds."""
@@ -339,11 +267,11 @@ class StackedHosts:
             total = total + vmap(self.loss)(shadow, y[chosen]).sum()
         return losses.detach(), total
 
-    def _plan(self, hosts: np.ndarray, alpha: np.ndarray) -> list[_Choir]:
+    def _plan(self, hosts: np.ndarray, alpha: np.ndarray) -> list[Choir]:
         """Who speaks where in a pass of these hosts, with alphas (N, S)."""
         return [self._voices(slot, hosts, alpha[:, slot]) for slot in range(len(self.sites))]
 
-    def _voices(self, slot: int, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool = True) -> _Choir:
+    def _voices(self, slot: int, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool = True) -> Choir:
         """Who speaks in a slot of these hosts, with which alpha (N,); positions are those in `hosts`."""
         position = np.full(self.num_hosts, -1)
         position[hosts] = np.arange(len(hosts))
@@ -356,11 +284,11 @@ class StackedHosts:
             straight = here & training & (self.lifecycle.incubation == "straight_through") & learns
             for chosen, is_straight in ((here & (alpha[group.hosts] > 0), False), (straight, True)):
                 rows = np.flatnonzero(chosen)
-                if not rows.size or (is_straight and not learns):
+                if not rows.size:
                     continue
                 values = torch.from_numpy(alpha[group.hosts[rows]]).to(self._reference)
                 voices.append(
-                    _Voice(
+                    Voice(
                         group=group,
                         rows=None if len(rows) == len(group.hosts) else torch.from_numpy(rows),
                         at=torch.from_numpy(position[group.hosts[rows]]),
@@ -369,7 +297,7 @@ class StackedHosts:
                         learns=learns,
                     )
                 )
-        return _Choir.of(voices, len(hosts))
+        return Choir.of(voices, len(hosts))
 
     def _learning(self, group: SeedGroup, part: str) -> np.ndarray:
         """Which seeds of a group receive a gradient (R,): those that speak, and those in training.
@@ -471,34 +399,3 @@ class StackedHosts:
         rows = torch.from_numpy(np.flatnonzero(stays))
         group.hosts = group.hosts[stays]
         group.matrices = {part: matrix.select(rows) for part, matrix in group.matrices.items()}
-
-
-def _speak(h: Tensor, choir: _Choir) -> Tensor:
-    """The activation with every voice blended in."""
-    if not choir.voices:
-        return h
-    if choir.in_place:
-        return _blended(h, choir.voices[0])
-    rearranged = _Rearranged.apply(h, choir.sorted_rows, choir.back)
-    assert isinstance(rearranged, Tensor)
-    silent, *parts = rearranged.split(choir.sizes)
-    spoken = [_blended(part, voice) for part, voice in zip(parts, choir.voices, strict=True)]
-    together = _Rearranged.apply(torch.cat([silent, *spoken]), choir.back, choir.sorted_rows)
-    assert isinstance(together, Tensor)
-    return together
-
-
-def _blended(h: Tensor, voice: _Voice) -> Tensor:
-    group = voice.group
-    own: dict[str, dict[str, Tensor]] = {}
-    for part, matrix in group.matrices.items():
-        leaves = matrix.leaves if voice.learns else {name: leaf.detach() for name, leaf in matrix.leaves.items()}
-        own[part] = (
-            leaves if voice.rows is None else {name: leaf.index_select(0, voice.rows) for name, leaf in leaves.items()}
-        )
-    heard = h.detach() if voice.straight else h
-    branch = run_stacked(group.parts["branch"], own["branch"], heard)
-    if voice.straight:
-        return straight_through(h, branch)
-    gate = run_stacked(group.parts["gate"], own["gate"], h) if "gate" in own else None
-    return OPERATORS[group.operator](h, branch, voice.alpha, gate)

@@ -5,7 +5,7 @@ no other does: widths, difficulties and random streams differ, and held_out goes
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
@@ -13,7 +13,7 @@ from itertools import combinations, product
 import numpy as np
 
 from simic.tasks import DEFAULT_FAMILY, SPLITS, Split
-from simic.tasks.data import load_digits, load_mnist1d
+from simic.tasks.data import Data, load_digits, load_mnist1d
 from simic.tasks.draws import Draws
 from simic.tasks.generated import Concept, Excerpt, Motifs, Spirals, Teacher, load_excerpt, load_motifs, load_teacher
 from simic.tasks.hosts import plain_mlp_host, slot_names
@@ -105,14 +105,14 @@ GENERATED = tuple(
     for in_features, num_classes in product((2, 4, 8), (2, 3, 4))
 )
 """Input features and classes of the mlp family; draws replace the data."""
+
+
+def _pictures(load: Callable[..., Data], learning_rate: float) -> Preset:
+    return Preset(load=load, host=conv_for, width=8, batch_size=32, learning_rate=learning_rate)
+
+
 PICTURES = tuple(
-    Preset(
-        load=partial(load_motifs, shape=shape, num_classes=num_classes),
-        host=conv_for,
-        width=8,
-        batch_size=32,
-        learning_rate=2e-2,
-    )
+    _pictures(partial(load_motifs, shape=shape, num_classes=num_classes), 2e-2)
     for shape, num_classes in product(((1, 20), (1, 6, 6)), (2, 4, 8))
 )
 """Shapes and classes of the cnn family."""
@@ -169,10 +169,8 @@ _CNN: dict[Split, Ranges] = {
         draws=_draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
     ),
 }
-_EXCERPT_DIGITS, _EXCERPT_MNIST1D = (
-    Excerpt(name="digits", load=load_digits),
-    Excerpt(name="mnist1d", load=load_mnist1d),
-)
+_EXCERPT_DIGITS = Excerpt(name="digits", load=load_digits)
+_EXCERPT_MNIST1D = Excerpt(name="mnist1d", load=load_mnist1d)
 
 
 def _excerpts(
@@ -181,15 +179,7 @@ def _excerpts(
     """Convolutional hosts on so many classes of data sets, with clean samples in plenty."""
     return tuple(
         Ranges(
-            presets=(
-                Preset(
-                    load=partial(load_excerpt, concept=concept, num_classes=num_classes),
-                    host=conv_for,
-                    width=8,
-                    batch_size=32,
-                    learning_rate=1e-2,
-                ),
-            ),
+            presets=(_pictures(partial(load_excerpt, concept=concept, num_classes=num_classes), 1e-2),),
             widths=widths,
             depths=depths,
             draws=Draws(concepts=(concept,), rate_factor=(0.5, 1.5)),
