@@ -88,8 +88,8 @@ class TrainCommand:
     algorithm: Algorithm | None = None
     """How to learn: by trying (ppo), by imitating recorded episodes, or offline from them (iql)."""
     episodes: tuple[str, ...] | None = None
-    """What to imitate or learn from: runs or directories with recorded episodes; `heuristic`, or the file of a
-    controller, who plays some."""
+    """What to imitate or learn from: runs or directories with recorded episodes; or who plays some: `heuristic`,
+    `random`, `schedule`, the file of a controller or of a plan (.json)."""
     rng_seed: int | None = None
     """Fixes everything that is drawn at random."""
     updates: int | None = None

@@ -37,7 +37,7 @@ class RunConfig:
     algorithm: Algorithm = "ppo"
     """How to learn: by trying, by imitating recorded episodes, or offline from them."""
     episodes: tuple[str, ...] = ()
-    """What to learn from without trying: runs with recorded episodes; or who plays some: heuristic, random, a file."""
+    """What to learn from without trying: runs with recorded episodes; or who plays some: a rule, plan or controller."""
     rng_seed: int = 0
     """Fixes everything that is drawn at random."""
     updates: int = 40

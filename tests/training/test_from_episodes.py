@@ -14,6 +14,7 @@ import torch
 from simic.actions import Op
 from simic.bundle import BundleError, save_bundle
 from simic.control.learned import LearnedController
+from simic.control.plan import Plan
 from simic.ppo.imitation import ImitationConfig, imitate
 from simic.ppo.offline import IQLConfig, learn_offline
 from simic.telemetry.events import RunFinished, RunStarted, Update
@@ -173,6 +174,22 @@ def test_a_saved_controller_plays_greedily_and_can_be_imitated(tmp_path, tiny_ta
     recorded = str(next((tmp_path / "run/episodes").iterdir()))
     assert learn(tmp_path / "again", algorithm="imitation", episodes=[recorded], updates=1, record=True) == 0
     assert not list((tmp_path / "again/episodes").iterdir())
+
+
+def test_a_plan_plays_from_its_file_and_can_be_imitated(tmp_path, tiny_task):
+    config, file = tiny.make_config(episode={"horizon": 8}), tmp_path / "plan.json"
+    Plan(first=1, max_seeds=1, size=1.0).save(file)
+    played = play_fresh((make_setup(config), str(file)), GroupJob(rng_seed=0, update=0, group=0, task=0))
+    germinated = played.trace.action[..., 0] == int(Op.GERMINATE)
+    np.testing.assert_array_equal(germinated.argmax(0), [1, 1])
+    np.testing.assert_array_equal(germinated.sum(0), [1, 1])
+    run = tmp_path / "run"
+    assert learn(run, algorithm="imitation", episodes=[str(file), "schedule"], updates=1, record=True) == 0
+    assert len(list((run / "episodes").iterdir())) == 2  # what one has played does not replace what another has
+    file.write_text('{"frist": 1}')
+    with pytest.raises(ValueError, match=r"plan\.json holds no plan: a plan has no frist"):
+        learn(tmp_path / "other", algorithm="imitation", episodes=[str(file)], updates=1, workers=1)
+    assert not (tmp_path / "other/config.json").exists()
 
 
 def test_who_cannot_play_is_refused_before_anything_begins(tmp_path, tiny_task):

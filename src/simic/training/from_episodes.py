@@ -1,7 +1,7 @@
 """Learning without trying: imitate somebody's episodes, or learn offline from them by implicit Q-learning.
 
-The episodes are recorded ones, or fresh ones that a rule or a saved controller plays. The result is a controller, and a
-warm start for PPO.
+The episodes are recorded ones, or fresh ones that a rule, a plan or a saved controller plays. The result is a
+controller, and a warm start for PPO.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from simic.config import RunConfig
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
 from simic.control.heuristic import HeuristicController
-from simic.control.learned import LearnedController, holds_controller, load_network, network_input, row_masks
+from simic.control.learned import LearnedController, holds_controller, network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
+from simic.control.plan import PlanController, load_plan
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
@@ -41,6 +42,7 @@ from simic.training.workers import WorkerPool
 RULES: dict[str, Callable[[int], Any]] = {
     "heuristic": lambda rng_seed: HeuristicController(),
     "random": RandomController,
+    "schedule": lambda rng_seed: PlanController(load_plan()),
 }
 """Who can play episodes when none are recorded."""
 LEARNERS = {"imitation": imitate, "iql": learn_offline}
@@ -102,14 +104,24 @@ def _learn(
 
 
 def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
-    """Whole episodes of a group under a rule or the controller in a file, seen as a network would see them."""
+    """Whole episodes of a group under a rule, plan or saved controller, seen as a network would see them."""
     group_setup, player = setup
-    controller = RULES[player](job.group_seed) if player in RULES else LearnedController.load(player)
+    controller = _controller(player, job.group_seed)
 
     def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
         return controller.act(facts), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
 
     return play(make_trainings(group_setup, job), decide)
+
+
+def _controller(player: str, rng_seed: int = 0) -> Any:
+    if player in RULES:
+        return RULES[player](rng_seed)
+    return PlanController(load_plan(Path(player))) if _is_plan(player) else LearnedController.load(player)
+
+
+def _is_plan(source: str) -> bool:
+    return Path(source).suffix == ".json" and Path(source).is_file()
 
 
 def flat(tree: dict[str, Any]) -> dict[str, float]:
@@ -125,25 +137,28 @@ def flat(tree: dict[str, Any]) -> dict[str, float]:
 
 def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Callable[[str], None]) -> list[Rollout]:
     rollouts: list[Rollout] = []
+    players = [s for s in config.episodes if s in RULES or _is_plan(s) or holds_controller(s)]
     for source in config.episodes:
-        plays = source in RULES or holds_controller(source)
-        rollouts += _fresh(config, directory, source, state_size, say) if plays else load_episodes(source, state_size)
+        if source in players:
+            first = config.updates * players.index(source)  # each records its episodes behind those before it
+            rollouts += _fresh(config, directory, source, first, state_size, say)
+        else:
+            rollouts += load_episodes(source, state_size)
     say(f"{sum(rollout.shape[1] for rollout in rollouts)} episodes to learn from")
     return rollouts
 
 
 def _fresh(
-    config: RunConfig, directory: RunDirectory, player: str, state_size: int, say: Callable[[str], None]
+    config: RunConfig, directory: RunDirectory, player: str, first: int, state_size: int, say: Callable[[str], None]
 ) -> Sequence[Rollout]:
     """Episodes that somebody plays now, as many as PPO would try."""
-    if player not in RULES:
-        load_network(player)  # one that does not fit is refused here, before workers start
+    _controller(player)  # one that does not fit is refused here, before workers start
     pool, setup, rollouts = WorkerPool(play_fresh, config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
             played = pool.run((setup, player), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))
             if config.record:
-                save_episodes(directory.episodes, update, [group.rollout for group in played])
+                save_episodes(directory.episodes, first + update, [group.rollout for group in played])
             rollouts += [to_rollout(group.rollout, state_size) for group in played]
             score = np.mean([group.trace.score.mean() for group in played])
             say(f"episodes of {player} {update + 1}/{config.updates}: score {score:.2f}")
