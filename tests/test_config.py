@@ -113,7 +113,10 @@ def test_there_is_one_gamma(part):
 
 
 def test_values_become_what_their_type_wants():
-    config = override(BASE, {"ppo": {"gamma": 1, "target_kl": None, "head_entropy": {"op": 2}}, "episodes": ["a", "b"]})
+    config = override(
+        BASE,
+        {"ppo": {"gamma": 1, "target_kl": None, "head_entropy": {"op": 2}}, "episodes": ["a", "b"], "algorithm": "iql"},
+    )
     assert (type(config.ppo.gamma), config.ppo.target_kl, config.episodes) == (float, None, ("a", "b"))
     assert config.ppo.head_entropy == {"op": 2.0}
     assert override(BASE, {"lifecycle": {"max_seeds": 2}}).lifecycle.max_seeds == 2
@@ -215,3 +218,12 @@ def test_a_run_that_is_resumed_by_its_path_keeps_its_settings(tmp_path):
     config, sources = TrainCommand(resume=str(tmp_path), updates=99).resolve()
     assert config == override(saved, {"updates": 99})
     assert sources == [f"run {tmp_path}", "flags --updates"]
+    assert TrainCommand(resume="auto", out=tmp_path).resolve() == (saved, [f"run {tmp_path}"])
+    given = TrainCommand(resume="auto", out=tmp_path, preset="standard").resolve()[1]
+    assert given == ["preset standard"]  # what does not agree with the run is refused later
+    assert TrainCommand(resume="auto", out=tmp_path / "new").resolve()[1] == ["preset quick"]
+
+
+def test_episodes_are_not_ignored():
+    with pytest.raises(ValueError, match="ppo learns by trying, not from --episodes: add --algorithm imitation or iql"):
+        override(BASE, {"episodes": ["heuristic"]})

@@ -25,7 +25,7 @@ from simic.config import (
     read_config,
     to_dict,
 )
-from simic.evaluation.commands import EvaluateCommand, ReportCommand, ScheduleCommand, compare
+from simic.evaluation.commands import EvaluateCommand, ReportCommand, ScheduleCommand, check_file, compare
 from simic.evaluation.names import RULES
 from simic.lifecycle import Incubation, LifecycleConfig
 from simic.rewards.schemes import SchemeName
@@ -64,8 +64,8 @@ FAST = {
 class TrainCommand:
     """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
 
-    preset: PresetName = DEFAULT_PRESET
-    """Where settings start from; `simic presets` shows them."""
+    preset: PresetName | None = None
+    """Where settings start from, by default quick; `simic presets` shows them. A run that goes on has its own."""
     config: Path | None = None
     """A JSON or TOML file of settings, for all that has no flag."""
     out: Path | None = None
@@ -157,10 +157,12 @@ class TrainCommand:
 
     def resolve(self) -> tuple[RunConfig, list[str]]:
         """The settings, and where they come from, the weakest first."""
-        config, sources = PRESETS[self.preset][1], [f"preset {self.preset}"]
-        if self.resume not in (None, "auto"):
-            config = override(config, read_config(Path(self.resume) / "config.json"))
-            sources = [f"run {self.resume}"]
+        preset = self.preset or DEFAULT_PRESET
+        config, sources = PRESETS[preset][1], [f"preset {preset}"]
+        directory, resumes = self.place()
+        begun = directory / "config.json"
+        if resumes and begun.is_file() and self.preset is None:
+            config, sources = override(config, read_config(begun)), [f"run {directory}"]
         if self.config is not None:
             config = override(config, read_config(self.config))
             sources.append(f"file {self.config}")
@@ -213,8 +215,10 @@ class GrowCommand:
         """Check what needs no torch, then grow."""
         if self.host_epochs < 1:
             raise ValueError(f"--host-epochs must be at least 1, got {self.host_epochs}")
-        if self.out is not None and not self.out.parent.is_dir():
-            raise FileNotFoundError(f"--out: the directory {self.out.parent} does not exist; create it first")
+        if self.rng_seed < 0:
+            raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")
+        if self.out is not None:
+            check_file(self.out)
         _check_task(self.task)
         _check_controller(self.controller)
         from simic.grow import print_growing

@@ -88,6 +88,8 @@ class RunConfig:
         self.reward.check_gamma(self.ppo.gamma)
         if self.algorithm != "ppo" and not self.episodes:
             raise ValueError(f"algorithm {self.algorithm} learns from recorded episodes: name them with --episodes")
+        if self.algorithm == "ppo" and self.episodes:
+            raise ValueError("algorithm ppo learns by trying, not from --episodes: add --algorithm imitation or iql")
 
     @property
     def hosts_per_update(self) -> int:

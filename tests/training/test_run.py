@@ -404,6 +404,12 @@ def test_events_of_updates_that_are_lost_are_not_told_twice(tmp_path, tiny_task)
     assert tiny.kept(tmp_path)["update"] == 3
 
 
+def test_fewer_updates_than_were_done_are_refused(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=2)
+    with pytest.raises(ValueError, match=r"has done 2 updates: --updates 1 is less"):
+        tiny.play_run(tmp_path, updates=1, resume=True)
+
+
 def test_a_directory_that_holds_a_run_is_refused_without_resume(tmp_path, tiny_task):
     tiny.play_run(tmp_path, updates=1)
     before = (tmp_path / "events.jsonl").read_bytes()

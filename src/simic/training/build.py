@@ -163,6 +163,8 @@ def _take_up(
     for path, reason in found.skipped:
         say(f"skipped {path.name}: {reason}")
     if found.checkpoint is not None:
+        if config.updates < (done := found.checkpoint.update):
+            raise ValueError(f"the run in {directory.path} has done {done} updates: --updates {config.updates} is less")
         discard_newer(directory.checkpoints, found.checkpoint.update)
         say(f"resuming after update {found.checkpoint.update}")
     return config, found.checkpoint
