@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -53,6 +54,24 @@ def test_wrong_values_say_what_is_wrong(capsys, tmp_path):
     assert "reads no files" in capsys.readouterr().err
     assert exit_code("grow", "--task", "cifar10-cnn", "--data-dir", str(tmp_path)) == 4
     assert "data_batch_1.bin" in capsys.readouterr().err
+    for command in ("grow", "schedule"):
+        assert exit_code(command, "--out", str(tmp_path)) == 4
+        assert f"--out: {tmp_path} is a directory; name a file" in capsys.readouterr().err
+        assert exit_code(command, "--rng-seed", "-1") == 2
+        assert "--rng-seed must not be negative, got -1" in capsys.readouterr().err
+    assert exit_code("schedule", "--workers", "-1") == 2
+    assert "--workers must not be negative, got -1" in capsys.readouterr().err
+    for name in (":", "json:", ":dumps"):
+        assert exit_code("grow", "--task", name) == 2
+        assert "a task of your own is given as module:function" in capsys.readouterr().err
+    assert exit_code("grow", "--task", "json:__name__") == 2
+    assert "must be a function that returns a simic.Task, got str" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_a_network_that_cannot_be_written_exits_with_4(capsys):
+    assert exit_code("grow", "--host-epochs", "1", "--out", "/dev/full") == 4
+    assert "No space left" in capsys.readouterr().err
 
 
 def test_growing_prints_the_table_and_before_and_after(capsys, tmp_path):

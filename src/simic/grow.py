@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,13 +122,17 @@ def print_growing(
     if out is not None:
         example = (task.data.train_x[:2],)
         batch = {0: torch.export.Dim.DYNAMIC}
-        torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), out)
+        written = io.BytesIO()  # torch aborts the process when a disk is full
+        torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), written)
+        out.write_bytes(written.getvalue())
         console.print(f"the grown network is in {out}")
 
 
 def load_task(name: str, data_dir: Path | None = None) -> Task:
     """A task by its name, or what a function of the user's own returns, given as `module:function`."""
     module_name, colon, function = name.partition(":")
+    if colon and not (module_name and function):
+        raise ValueError(f"a task of your own is given as module:function, got {name!r}")
     if not colon:
         return make_task(name, data_dir=data_dir)
     if data_dir is not None:
@@ -138,6 +143,8 @@ def load_task(name: str, data_dir: Path | None = None) -> Task:
             make = getattr(importlib.import_module(module_name), function)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"there is no {name}: {error}; call it from the directory the module lies in") from None
+        if not callable(make):
+            raise ValueError(f"{name} must be a function that returns a simic.Task, got {type(make).__name__}")
         task = make()
     finally:
         sys.path.pop(0)

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-import time
 from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -345,6 +344,7 @@ def test_command_writes_both_kinds(tmp_path, capsys):
         ("nowhere", None, "holds neither results.json nor events"),
         ("broken", "{", "results.json is not whole"),
         ("newer", '{"format": 2}', "is not of format 1"),
+        ("hollow", '{"format": 1}', "not whole results of simic evaluate (KeyError"),
         ("other", "[1]", "is not of format 1"),
     ],
 )
@@ -352,10 +352,8 @@ def test_command_refuses_what_it_cannot_read(tmp_path, capsys, name, content, me
     if content is not None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(content)
-    began = time.monotonic()
     with pytest.raises(SystemExit) as stopped:
         main(["report", str(tmp_path / name)])
-    assert time.monotonic() - began < 1
     assert stopped.value.code == 2
     said = capsys.readouterr().err
     assert message in said

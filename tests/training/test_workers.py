@@ -35,6 +35,11 @@ def test_without_workers_jobs_run_here_in_order():
     pool.close()
 
 
+def test_fewer_than_no_workers_are_refused():
+    with pytest.raises(ValueError, match="workers must not be negative, got -1"):
+        WorkerPool(jobs.power, -1).run(3, [2])
+
+
 def test_without_workers_an_error_is_the_job_s_own():
     with pytest.raises(KeyError, match="the bug"):
         WorkerPool(jobs.fail).run(None, [0, 1])

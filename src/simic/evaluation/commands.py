@@ -86,8 +86,10 @@ class ScheduleCommand:
     def run(self) -> int:
         """Check what needs no torch, then search."""
         parse_tasks(self.tasks, 1)
-        if not self.out.parent.is_dir():
-            raise FileNotFoundError(f"--out: the directory {self.out.parent} does not exist; create it first")
+        for name in ("workers", "rng_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        check_file(self.out)
         from simic.evaluation.search import search_plan
 
         settings = {name: getattr(self, name) for name in ("budget", "tasks", "horizon", "incubation", "rng_seed")}
@@ -107,6 +109,8 @@ class ReportCommand:
     def run(self) -> int:
         """Write it and say where."""
         out, results = self.out or self.path / "report.html", self.path / "results.json"
+        if self.out is not None:
+            check_file(self.out)
         if results.is_file():
             from simic.evaluation.report import read_results, write_evaluation_report
 
@@ -119,6 +123,14 @@ class ReportCommand:
             raise ValueError(f"{self.path} holds neither {results.name} nor events; `simic runs` lists runs")
         print(f"report: {out}")
         return 0
+
+
+def check_file(out: Path) -> None:
+    """Whether a result can be written there, asked before the work."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out: the directory {out.parent} does not exist; create it first")
+    if out.is_dir():
+        raise IsADirectoryError(f"--out: {out} is a directory; name a file")
 
 
 def compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:

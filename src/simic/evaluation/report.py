@@ -35,7 +35,12 @@ MAX_HOSTS = 4
 
 def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
     """One HTML file that needs nothing else."""
-    write_page(path, "Comparison of controllers", _parts(results))
+    try:
+        parts = list(_parts(results))
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"these are not whole results of simic evaluate ({what}); run it again") from None
+    write_page(path, "Comparison of controllers", parts)
 
 
 def read_results(path: Path) -> dict[str, Any]:

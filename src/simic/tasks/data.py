@@ -123,7 +123,7 @@ def _read_cifar10(path: Path) -> Samples:
     if not path.is_file():
         raise FileNotFoundError(
             f"CIFAR-10 needs {path.name} but {path.parent} has none: fetch cifar-10-binary.tar.gz from "
-            "https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and pass its directory as data_dir"
+            "https://www.cs.toronto.edu/~kriz/cifar.html, unpack it here, or pass its directory as data_dir"
         )
     content = np.fromfile(path, np.uint8)
     if not len(content) or len(content) % CIFAR10_RECORD:

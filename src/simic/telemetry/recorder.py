@@ -14,7 +14,7 @@ from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, PROCESS_FILE, Eve
 
 _CHUNK = 1 << 16
 _NO_SPACE = "free some space, then resume"
-_NO_PERMISSION = "choose another place with --out, or change its permissions"
+_NO_PERMISSION = "choose another place, or change its permissions"
 _REMEDIES = {
     errno.ENOSPC: _NO_SPACE,
     errno.EDQUOT: _NO_SPACE,
@@ -23,8 +23,9 @@ _REMEDIES = {
     errno.EPERM: _NO_PERMISSION,
     errno.EROFS: _NO_PERMISSION,
     errno.ENOENT: "make its directory first",
-    errno.ENOTDIR: "a file stands where a directory is needed: choose another place with --out",
-    errno.EEXIST: "a file stands where a directory is needed: choose another place with --out",
+    errno.ENOTDIR: "a file stands where a directory is needed: choose another place",
+    errno.EISDIR: "a directory stands where a file is needed: choose another place",
+    errno.EEXIST: "a file stands where a directory is needed: choose another place",
 }
 
 
@@ -34,7 +35,7 @@ class OutputError(OSError):
 
 def output_error(path: Path, error: OSError) -> OutputError:
     """The same error in words, with a remedy."""
-    reason, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "check the disk, then resume")
+    reason, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "check the disk")
     explained = OutputError(f"cannot write {path}: {reason}; {remedy}")
     explained.errno = error.errno
     return explained

@@ -70,6 +70,8 @@ class WorkerPool:
 
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Indices and results as they come."""
+        if self.num_workers < 0:
+            raise ValueError(f"workers must not be negative, got {self.num_workers}")
         if not self.num_workers:
             for index, job in enumerate(jobs):
                 yield index, self.function(common, job)
