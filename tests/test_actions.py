@@ -127,5 +127,10 @@ def test_a_wrong_word_is_refused_with_the_rule_and_close_matches(wrong, rule, hi
     assert ("did you mean" in str(error.value)) == bool(hint)
 
 
+def test_the_text_of_an_unknown_operation_is_refused_likewise():
+    with pytest.raises(ValueError, match=r"op must be one of wait, germinate, .*, got 'prun'; did you mean prune"):
+        str(Action("prun"))
+
+
 def test_a_wrong_word_in_a_head_that_does_not_matter_is_ignored():
     assert Action("wait", slot="nowhere", tempo=99).encode(SLOTS, BLUEPRINTS).tolist() == [0] * 8

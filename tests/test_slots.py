@@ -4,6 +4,7 @@ N hosts, S slots; arrays are (N, S). A decision is: execute one action per host,
 """
 
 import json
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -283,6 +284,9 @@ def test_actions_of_the_wrong_shape_are_refused(shape):
         ({"max_seeds": 0}, "max_seeds must be at least 1 or None, got 0"),
         ({"embargo_decisions": -1}, "embargo_decisions must not be negative, got -1"),
         ({"min_gradient_norm": -1.0}, "min_gradient_norm must not be negative"),
+        ({"min_gradient_norm": math.nan}, "min_gradient_norm must be finite, got nan"),
+        ({"max_seeds": 1.5}, "max_seeds must be an integer, got 1.5"),
+        ({"embargo_decisions": 1.5}, "embargo_decisions must be an integer, got 1.5"),
     ],
 )
 def test_wrong_configs_are_refused(wrong, message):

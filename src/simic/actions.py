@@ -107,7 +107,7 @@ class Action:
         return cls(**{head: values[head][int(row[i])] for i, head in enumerate(HEADS) if head in HEADS_THAT_MATTER[op]})
 
     def __str__(self) -> str:
-        heads = [head for head in HEADS_THAT_MATTER[Op(HEAD_VALUES["op"].index(self.op))] if head != "op"]
+        heads = [head for head in HEADS_THAT_MATTER[Op(_index("op", self.op, HEAD_VALUES["op"]))] if head != "op"]
         return " ".join([self.op, *(f"{head}={getattr(self, head)}" for head in heads)])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
+from numbers import Integral
 from typing import Literal, get_args
 
 
@@ -77,9 +79,16 @@ class LifecycleConfig:
     def __post_init__(self) -> None:
         if self.incubation not in INCUBATIONS:
             raise ValueError(f"incubation must be one of {', '.join(INCUBATIONS)}, got {self.incubation!r}")
+        counts = ("min_training_decisions", "min_prune_age", "embargo_decisions")
+        for name in ("max_seeds", *counts):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Integral):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
         if self.max_seeds is not None and self.max_seeds < 1:
             raise ValueError(f"max_seeds must be at least 1 or None, got {self.max_seeds}")
-        for name in ("min_training_decisions", "min_prune_age", "embargo_decisions", "min_gradient_norm"):
+        if not isfinite(self.min_gradient_norm):
+            raise ValueError(f"min_gradient_norm must be finite, got {self.min_gradient_norm}")
+        for name in (*counts, "min_gradient_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

@@ -34,9 +34,13 @@ from simic import (
     RandomController,
     ScheduleController,
     Stage,
+    WaitController,
     save_bundle,
 )
+from simic.control.autogrow import AutoGrowConfig, AutoGrowController
+from simic.control.learned import LearnedController, make_network
 from simic.control.parameter_groups import SLOT_KEY
+from simic.control.plan import Plan, PlanController
 
 SLOTS = ("a", "b", "c", "d")
 X = torch.linspace(-2, 2, 32 * 6).view(32, 6).sin()
@@ -296,6 +300,122 @@ def test_the_plain_way_of_torch(prelude):
     assert momenta[0] == momenta[1]
     assert snapshot(fresh)["weights"] == snapshot(saved)["weights"]
     assert snapshot(fresh)["growth"] == snapshot(saved)["growth"]
+
+
+CONTROLLERS = {
+    "heuristic": lambda: HeuristicController(RESTLESS),
+    "random": lambda: RandomController(3),
+    "wait": WaitController,
+    "autogrow": lambda: AutoGrowController(AutoGrowConfig(period=1, min_gain=-1.0)),
+    "schedule": lambda: ScheduleController({1: Action("germinate", "b", "mlp"), 5: Action("germinate", "a", "mlp")}),
+    "plan": lambda: PlanController(Plan(interval=2, max_seeds=3)),
+    "learned": lambda: LearnedController(make_network(), greedy=False),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_torch_load_with_its_defaults_reads_everything(name, tmp_path):
+    """State dicts hold what torch unpickles without trust, whoever decides; and the run goes on as if never saved."""
+    torch.manual_seed(1)
+    saved = make_scheduler(Run(), controller=CONTROLLERS[name]())
+    live(saved, 4)
+    parts = {"model": saved.model, "growth": saved, "optimizer": saved.optimizer}
+    torch.save({part: value.state_dict() for part, value in parts.items()}, tmp_path / "run.pt")
+    state = torch.load(tmp_path / "run.pt")
+    torch.manual_seed(1)
+    fresh = make_scheduler(Run(), controller=CONTROLLERS[name]())
+    for part, value in {"model": fresh.model, "growth": fresh, "optimizer": fresh.optimizer}.items():
+        value.load_state_dict(state[part])
+    for mine, theirs in zip(fresh.lr_schedulers, saved.lr_schedulers, strict=True):
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for scheduler in (saved, fresh):
+        live(scheduler, 6)
+    for part in ("weights", "optimizer", "rates", "growth"):  # weights say what grows where, if anything does
+        assert snapshot(fresh)[part] == snapshot(saved)[part]
+    assert any(report.parameters for report in saved.model.growth()) == (name != "wait")
+
+
+@pytest.mark.parametrize("name", ["heuristic", "autogrow"])
+def test_memory_saved_as_arrays_is_read_too(name):
+    saved = CONTROLLERS[name]()
+    live(make_scheduler(Run(), controller=saved), 3)
+    fresh = CONTROLLERS[name]()
+    fresh.load_state_dict({key: np.array(value) for key, value in saved.state_dict().items()})
+    assert frozen(fresh.state_dict()) == frozen(saved.state_dict())
+
+
+class Germinates:
+    """A controller of the user's that remembers nothing: all it has is `act`."""
+
+    def act(self, facts) -> np.ndarray:
+        row = Action("germinate", "b", "mlp") if facts.decision[0] == 1 else WAIT
+        return row.encode(facts.slot_names, facts.blueprint_names)[None]
+
+
+def test_a_controller_without_a_state_is_saved_and_restored(tmp_path):
+    saved, fresh = (make_scheduler(Run(), controller=Germinates()) for _ in range(2))
+    live(saved, 3)
+    saved.save(tmp_path / "run")
+    fresh.load(tmp_path / "run")
+    for scheduler in (saved, fresh):
+        live(scheduler, 2)
+    assert snapshot(fresh) == snapshot(saved)
+
+
+def test_a_seed_that_was_pruned_by_hand_is_not_saved(tmp_path):
+    saved, fresh = (make_scheduler(Run(), controller=Germinates()) for _ in range(2))
+    live(saved, 3)
+    saved.model.execute(Action("prune", "b"))
+    saved.save(tmp_path / "run")
+    fresh.load(tmp_path / "run")
+    assert snapshot(fresh) == snapshot(saved)
+
+
+def test_models_that_share_an_optimizer_are_restored_by_their_state_dicts():
+    """Seeds come in turns; every part is restored by its own state dict, and both go on as if never saved."""
+
+    def build() -> tuple[list[GrowthScheduler], torch.optim.Optimizer]:
+        models = [GrowableModel(make_host(), SLOTS, example_input=X) for _ in range(2)]
+        optimizer = AdamW([p for model in models for p in model.parameters()], lr=0.01)
+        turns = [{0: "c", 2: "a"}, {1: "c", 5: "b"}]
+        schedules = [
+            ScheduleController({decision: Action("germinate", slot, "mlp") for decision, slot in turn.items()})
+            for turn in turns
+        ]
+        figures = lambda: {"val_loss": 1.0}  # noqa: E731
+        both = [GrowthScheduler(m, optimizer, s, evaluate=figures) for m, s in zip(models, schedules, strict=True)]
+        return both, optimizer
+
+    def train(schedulers, optimizer, decisions) -> None:
+        for _ in range(decisions):
+            torch.manual_seed(int(schedulers[0].facts().decision[0]))
+            optimizer.zero_grad()
+            sum(cross_entropy(each.model.train()(X), Y) for each in schedulers).backward()
+            optimizer.step()
+            for each in schedulers:
+                each.step()
+
+    (saved, optimizer), (fresh, other) = build(), build()
+    train(saved, optimizer, 4)
+    assert [group.get(SLOT_KEY) for group in optimizer.param_groups] == [None, "c", "c", "a"]
+    for mine, theirs in zip(fresh, saved, strict=True):
+        mine.model.load_state_dict(copy.deepcopy(theirs.model.state_dict()))
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for schedulers, shared in ((saved, optimizer), (fresh, other)):
+        train(schedulers, shared, 4)
+    assert [snapshot(each) for each in fresh] == [snapshot(each) for each in saved]
+
+
+def test_a_part_of_what_the_optimizer_trains_is_not_saved_as_the_whole(tmp_path):
+    model = GrowableModel(make_host(), SLOTS, example_input=X)
+    optimizer = AdamW([*model.parameters(), *nn.Linear(2, 2).parameters()])
+    scheduler = GrowthScheduler(model, optimizer, evaluate=lambda: {"val_loss": 1.0})
+    with pytest.raises(
+        ValueError, match=r"trains 2 parameter tensors that are not this model's.*wrap the whole.*share"
+    ):
+        scheduler.save(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 def test_growth_without_its_model_is_refused_and_changes_nothing():

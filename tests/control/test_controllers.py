@@ -236,7 +236,7 @@ def test_a_new_episode_starts_without_memory():
     fresh.act(alone(facts, 2))
     for name in ("best", "stalled", "failures"):
         np.testing.assert_array_equal(controller.state_dict()[name][2:3], fresh.state_dict()[name])
-    assert controller.state_dict()["failures"][[0, 1, 3, 4]].any()
+    assert np.array(controller.state_dict()["failures"])[[0, 1, 3, 4]].any()
 
 
 def test_the_heuristic_remembers_across_a_state_dict():
@@ -250,7 +250,7 @@ def test_the_heuristic_remembers_across_a_state_dict():
     for decision in range(15, 40):
         facts = random_facts(rng, decision)
         np.testing.assert_array_equal(original.act(facts), copied.act(facts))
-    assert (copied.state_dict()["failures"] >= state["failures"]).all()
+    assert (np.array(copied.state_dict()["failures"]) >= state["failures"]).all()
 
 
 def test_a_copied_state_is_independent():
@@ -364,6 +364,12 @@ def test_a_schedule_that_is_illegal_or_unknown_raises_when_its_time_comes():
     ):
         with pytest.raises(ValueError, match=message):
             ScheduleController([wrong]).act(facts)
+
+
+@pytest.mark.parametrize("schedule", [["wait"], {0: Action(), 3: "wait"}, "wait"], ids=str)
+def test_a_schedule_of_something_else_is_refused(schedule):
+    with pytest.raises(TypeError, match=r'made of actions such as Action\("wait"\), got \'w(ait)?\' for decision [03]'):
+        ScheduleController(schedule)
 
 
 # What is legal.

@@ -183,6 +183,113 @@ def test_an_optimizer_built_from_a_grown_model_keeps_seeds_apart():
     train_step(model, optimizer)
 
 
+# Several models, one optimizer.
+
+
+def params_of(optimizer) -> list[tuple[str | None, set[int]]]:
+    return [(group.get(SLOT_KEY), {id(p) for p in group["params"]}) for group in optimizer.param_groups]
+
+
+def ids(module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
+
+
+@pytest.mark.parametrize("slots", [("0", "1"), ("0", "0")], ids=["other slots", "the same slot"])
+def test_two_models_on_one_optimizer_leave_each_other_alone(slots):
+    """Every sync of either keeps both seeds in training, and a prune takes only its own."""
+    models = make_model(), make_model()
+    optimizer = SGD([p for model in models for p in model.parameters()], lr=0.1, momentum=0.9)
+    host = (None, ids(models[0].host) | ids(models[1].host))
+    rate = lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    groups = [ParameterGroups(model, optimizer, [rate]) for model in models]
+    for model, own, slot in zip(models, groups, slots, strict=True):
+        germinate(model, own, slot)
+    for own in (*groups, *groups):
+        own.sync()
+        seeds = [(slot, ids(model.seed(slot))) for model, slot in zip(models, slots, strict=True)]
+        assert params_of(optimizer) == [host, *seeds]
+    before = copy.deepcopy([list(model.seeds.parameters()) for model in models])
+    for model in models:
+        train_step(model, optimizer)
+    rate.step()
+    for model, old in zip(models, before, strict=True):
+        assert any(not torch.equal(new, was) for new, was in zip(model.seeds.parameters(), old, strict=True))
+    prune(models[1], groups[1], slots[1])
+    assert params_of(optimizer) == [host, (slots[0], ids(models[0].seed(slots[0])))]
+    rate.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.025]  # halved twice
+
+
+def test_a_seed_takes_a_rate_of_its_own_host():
+    first, second = make_model(), make_model()
+    optimizer = SGD([{"params": first.parameters(), "lr": 0.3}, {"params": second.host[2].parameters()}], lr=0.1)
+    germinate(second, ParameterGroups(second, optimizer, []), "0")  # whose submodule is not trained
+    assert optimizer.param_groups[2]["lr"] == 0.1
+
+
+def test_models_that_share_an_optimizer_restore_it_in_any_order():
+    """Groups that came in turns, one order number each: rebuilt model by model they stand as they were."""
+
+    def build():
+        models = [make_model() for _ in range(3)]
+        optimizer = SGD([p for model in models for p in model.parameters()], lr=0.1, momentum=0.9)
+        return models, optimizer, [ParameterGroups(model, optimizer, []) for model in models]
+
+    models, optimizer, groups = build()
+    for index, slot in ((2, "1"), (1, "0"), (0, "1"), (2, "0"), (1, "1")):
+        germinate(models[index], groups[index], slot)
+    saved = [(own.seed_order(), own.seed_numbers()) for own in groups]
+    assert saved == [(["1"], [3]), (["0", "1"], [2, 5]), (["1", "0"], [1, 4])]
+    twins, other, theirs = build()
+    for index in (0, 1, 2):
+        twins[index].load_state_dict(models[index].state_dict())
+        theirs[index].rebuild(*saved[index])
+
+    for those, shared in ((models, optimizer), (twins, other)):
+        order = [(2, "1"), (1, "0"), (0, "1"), (2, "0"), (1, "1")]
+        assert params_of(shared)[1:] == [(slot, ids(those[index].seed(slot))) for index, slot in order]
+
+
+def test_a_second_look_at_the_same_model_tends_the_same_groups():
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    first = ParameterGroups(model, optimizer, [])
+    germinate(model, first, "0")
+    second = ParameterGroups(model, optimizer, [])
+    assert params_of(optimizer) == [(None, ids(model.host)), ("0", ids(model.seed("0")))]
+    prune(model, second, "0")
+    first.sync()
+    assert params_of(optimizer) == [(None, ids(model.host))]
+
+
+def test_a_copy_of_model_and_optimizer_goes_on():
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups, "0")
+    twin = copy.deepcopy(groups)
+    prune(twin.model, twin, "0")
+    assert params_of(twin.optimizer) == [(None, ids(twin.model.host))]
+    assert params_of(optimizer) == [(None, ids(model.host)), ("0", ids(model.seed("0")))]
+
+
+def test_a_loaded_optimizer_is_recognised():
+    """Loading makes new groups of the same parameters, as in a fresh process."""
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups, "1")
+    train_step(model, optimizer)
+    twin = make_model()
+    twin.load_state_dict(model.state_dict())
+    other = SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    theirs = ParameterGroups(twin, other, [])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    prune(twin, theirs, "1")
+    assert params_of(other) == [(None, ids(twin.host))]
+    assert len(other.state) == 6
+
+
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda step: 1 / (1 + step), lambda step: 1 / (1 + step**2)]),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, [lambda step: 0.9, lambda step: 0.8]),

@@ -155,4 +155,4 @@ def test_its_memory_can_be_saved_and_starts_afresh_with_a_host():
     trainings.reset(np.arange(2), [5, 6])
     fresh, again = trainings.facts(), AutoGrowController()
     assert other.act(fresh).tolist() == again.act(fresh).tolist()
-    assert other.state_dict()["best"].tolist() == again.state_dict()["best"].tolist()
+    assert other.state_dict()["best"] == again.state_dict()["best"]

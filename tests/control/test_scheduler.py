@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from simic import Action, GrowableModel, GrowthScheduler, LifecycleConfig, Op, ScheduleController, Stage
 
@@ -346,6 +346,61 @@ def test_bad_construction_changes_nothing():
         assert (snapshot(model, optimizer, rate), snapshot(stranger, elsewhere, foreign)) == before
 
 
+def test_a_learning_rate_scheduler_that_was_not_passed_is_warned_about():
+    model = make_model()
+    evaluate = ByWorth(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    parts = [LambdaLR(optimizer, lambda epoch: 0.9**epoch), StepLR(optimizer, 2)]
+    rate = SequentialLR(optimizer, parts, [3])
+    with pytest.warns(UserWarning, match=r"was not passed; .* pass it as lr_schedulers=\[...\]"):
+        GrowthScheduler(model, optimizer, evaluate=evaluate)
+    GrowthScheduler(model, optimizer, evaluate=evaluate, lr_schedulers=[rate])
+    GrowthScheduler(model, optimizer, "wait")  # no seed, no group
+
+
+def test_one_learning_rate_scheduler_needs_no_list():
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    rate = LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+    schedule = ScheduleController([Action("germinate", "body", "mlp")])
+    scheduler = GrowthScheduler(model, optimizer, schedule, rate, evaluate=ByWorth(model))
+    assert scheduler.lr_schedulers == (rate,)
+    for _ in range(2):
+        train_epoch(scheduler)
+        scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.025]  # halved twice
+
+
+class HalfSaved(Says):
+    """Remembers, but cannot be reminded."""
+
+    load_state_dict = property()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"controller": None}, TypeError, r"must be a name or an object with a method act\(facts\), got None"),
+        ({"controller": 3}, TypeError, r"must be a name or an object with a method act\(facts\), got 3"),
+        ({"controller": Says}, TypeError, "must be an object, got the class Says"),
+        ({"controller": HalfSaved(0)}, TypeError, "a HalfSaved has only one of state_dict and load_state_dict"),
+        ({"evaluate": 0.3}, TypeError, "evaluate must be a function .*, got 0.3"),
+        ({"evaluate": {"val_loss": 0.3}}, TypeError, "evaluate must be a function"),
+        ({"horizon": -1}, ValueError, "horizon must be a number of host epochs, 0 if it is not known, got -1"),
+        ({"horizon": 2.5}, ValueError, "got 2.5"),
+        ({"horizon": None}, ValueError, "got None"),
+    ],
+)
+def test_what_is_no_controller_evaluation_or_horizon_is_refused_at_once(wrong, error, message):
+    model = make_model()
+    model.plant("body", "mlp")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    before = snapshot(model, optimizer)
+    with pytest.raises(error, match=message):
+        GrowthScheduler(model, optimizer, **({"evaluate": ByWorth(model)} | wrong))
+    assert snapshot(model, optimizer) == before
+
+
 @pytest.mark.parametrize(
     ("figures", "evaluate", "message"),
     [
@@ -356,6 +411,11 @@ def test_bad_construction_changes_nothing():
         ({}, lambda: 0.3, r'evaluate must return {"val_loss": ..., "val_accuracy": ...}, got 0.3'),
         ({}, lambda: {"loss": 0.3}, "evaluate must return"),
         ({}, lambda: {"val_loss": math.nan}, "val_loss must be finite"),
+        ({}, lambda: {"val_loss": None}, "evaluate must return .*, got {'val_loss': None}"),
+        ({}, lambda: {"val_loss": "0.3"}, "val_loss must be one number, got '0.3'"),
+        ({}, lambda: {"val_loss": 1.0, "val_accuracy": [0.3]}, r"val_accuracy must be one number, got \[0.3\]"),
+        ({}, lambda: {"val_loss": torch.zeros(2)}, r"val_loss must be one number, got tensor\(\[0., 0.\]\)"),
+        ({"val_loss": 1.0, "train_loss": "low"}, None, "train_loss must be one number, got 'low'"),
         ({}, lambda: 1 / 0, "division by zero"),
     ],
 )
@@ -368,7 +428,7 @@ def test_bad_figures_change_nothing(figures, evaluate, message):
     scheduler = GrowthScheduler(model, optimizer, schedule, [rate], evaluate=evaluate)
     train_epoch(scheduler)
     before = snapshot_of(scheduler)
-    with pytest.raises((ValueError, ZeroDivisionError), match=message):
+    with pytest.raises((ValueError, TypeError, ZeroDivisionError), match=message):
         scheduler.step(**figures)
     assert snapshot_of(scheduler) == before
 
@@ -469,6 +529,24 @@ def test_shadow_incubation_with_a_plain_loss_tells_how_to_compute_it():
     with pytest.raises(RuntimeError, match=r"loss = scheduler.loss\(lambda: criterion\(model\(x\), y\)\)"):
         scheduler.step()
     assert snapshot_of(scheduler) == before
+
+
+# Somebody else acts too.
+
+
+def test_two_schedulers_of_one_model_share_its_groups():
+    """What one planted the other may prune; neither leaves a trace."""
+    model = make_model(embargo_decisions=0)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plants = ScheduleController({1: Action("germinate", "body", "mlp")})
+    prunes = ScheduleController({1: Action("prune", "body")})
+    pair = [GrowthScheduler(model, optimizer, c, evaluate=ByWorth(model)) for c in (plants, prunes)]
+    pair[0].step()
+    pair[1].step()
+    pair[0].step()
+    assert len(optimizer.param_groups) == 2
+    pair[1].step()
+    assert len(optimizer.param_groups) == 1
 
 
 # Seeds that break.

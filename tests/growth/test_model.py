@@ -143,7 +143,7 @@ class Lambda(nn.Module):
         (["encode_imag"], "no submodule 'encode_imag'; did you mean encode_image"),
         (["zzz"], "no submodule 'zzz'; it has encode_image, encode_text"),
         ([""], "no submodule ''"),
-        ([0], "no submodule 0"),
+        ([0], "no submodule 0: names are strings; write '0'"),
         ([], "slots is empty"),
         ({}, "slots is empty"),
         (["act", "encode_text", "act"], "may be named once, got act more often"),
@@ -165,6 +165,20 @@ def test_slots_that_cannot_be_are_refused_and_leave_the_host_alone(slots, messag
         GrowableModel(host, slots, example_input=X)
     assert_unchanged(host, before)
     assert not any(part._forward_hooks for part in host.modules())
+
+
+@pytest.mark.parametrize("slots", [None, 3])
+def test_slots_that_are_no_list_are_refused(slots):
+    with pytest.raises(
+        TypeError, match=f'slots must be "auto", a list of submodule names or a table of them, got {slots}'
+    ):
+        GrowableModel(make_host(), slots, example_input=X)
+
+
+@pytest.mark.parametrize("rng_seed", [-1, 0.5])
+def test_an_rng_seed_that_cannot_be_is_refused_before_anything_grows(rng_seed):
+    with pytest.raises(ValueError, match=f"rng_seed must be an integer and not negative, got {rng_seed}"):
+        GrowableModel(make_host(), example_input=X, rng_seed=rng_seed)
 
 
 def test_wrapping_twice_is_refused():
@@ -410,6 +424,14 @@ def test_attributes_of_the_host_are_within_reach():
     assert not hasattr(model, "no_such_thing")
     with pytest.raises(AttributeError, match="'Residual' object has no attribute 'no_such_thing'"):
         _ = model.no_such_thing
+
+
+def test_a_name_that_host_and_wrapper_share_is_the_wrapper_s():
+    host = make_host()
+    host.loss = lambda: "the host's"
+    model = make_model("2", host=host)
+    assert model.loss(lambda: torch.tensor(2.0)) == 2
+    assert model.host.loss() == "the host's"
 
 
 def test_a_dormant_model_has_the_host_s_state_dict():

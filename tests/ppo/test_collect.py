@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from lives import stir
+from lives import growth_agent, stir
 
 from simic.policy.config import PolicyConfig
 from simic.ppo.agent import PPOAgent
@@ -293,6 +293,34 @@ def test_a_rollout_of_no_steps_is_refused():
     envs = SyncVectorEnv([Counting], autoreset_mode=SAME)
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         Collector(envs, PPOAgent(make_network(envs)), 0)
+
+
+def box_env(features: int, *sizes: int) -> SyncVectorEnv:
+    """One environment with these spaces; it is never played."""
+    envs = SyncVectorEnv([Counting], autoreset_mode=SAME)
+    envs.single_observation_space = gym.spaces.Box(-1, 1, (features,))
+    envs.single_action_space = gym.spaces.MultiDiscrete(sizes)
+    return envs
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (box_env(4, 3, 2), "made for observations of sizes {'base': 4}, the environments have {'base': 2}"),
+        (box_env(2, 2, 3), r"made for action heads of sizes \[2, 3\], the environments have \[3, 2\]"),
+        (box_env(2, 3), r"of sizes \[3\], the environments have \[3, 2\]; build it from make_network\(envs\)"),
+    ],
+)
+def test_an_agent_made_for_other_spaces_is_refused_at_once(agent, message):
+    envs = SyncVectorEnv([Counting], autoreset_mode=SAME)
+    with pytest.raises(ValueError, match=message):
+        Collector(envs, PPOAgent(make_network(agent)), 4)
+
+
+def test_a_growth_agent_needs_its_view():
+    envs = SyncVectorEnv([Counting], autoreset_mode=SAME)
+    with pytest.raises(ValueError, match=r"'slots': \d+, .* have {'base': 2}; .* or pass the view it was made for"):
+        Collector(envs, growth_agent(), 4)
 
 
 def test_a_mask_of_another_shape_is_refused():

@@ -66,7 +66,7 @@ class AutoGrowController:
 
     def state_dict(self) -> dict[str, Any]:
         """The best metrics and when hosts grew."""
-        return {name: values.copy() for name, values in self._memory.items()}
+        return {name: values.tolist() for name, values in self._memory.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what `state_dict` said."""

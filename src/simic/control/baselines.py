@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,19 +13,42 @@ from simic.control.legality import legal_masks
 
 
 class Controller(Protocol):
-    """Who decides: called once per decision with the facts, answers one action row per host (N, H)."""
+    """Who decides: called once per decision with the facts, answers one action row per host (N, H).
+
+    One that remembers something from decision to decision is `Remembering` too.
+    """
 
     def act(self, facts: Facts) -> np.ndarray:
         """One row of head indices for every host; see `simic.actions`."""
         ...
 
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A controller with a memory, which goes into checkpoints."""
+
     def state_dict(self) -> dict[str, Any]:
-        """What the controller remembers, as JSON values and arrays."""
+        """What the controller remembers, as JSON values and tensors."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what `state_dict` said."""
         ...
+
+
+def check_controller(controller: Any) -> None:
+    """Raise unless this can be asked what to do, and saved if it remembers."""
+    if isinstance(controller, type):
+        raise TypeError(
+            f"controller must be an object, got the class {controller.__name__}; write {controller.__name__}(...)"
+        )
+    if not callable(getattr(controller, "act", None)):
+        raise TypeError(f"controller must be a name or an object with a method act(facts), got {controller!r}")
+    if hasattr(controller, "state_dict") != hasattr(controller, "load_state_dict"):
+        raise TypeError(
+            f"a {type(controller).__name__} has only one of state_dict and load_state_dict; write both, or none if it "
+            "remembers nothing"
+        )
 
 
 class WaitController:
@@ -82,6 +105,11 @@ class ScheduleController:
 
     def __init__(self, schedule: Sequence[Action] | Mapping[int, Action]) -> None:
         self.schedule = dict(schedule) if isinstance(schedule, Mapping) else dict(enumerate(schedule))
+        for decision, action in self.schedule.items():
+            if not isinstance(action, Action):
+                raise TypeError(
+                    f'a schedule is made of actions such as Action("wait"), got {action!r} for decision {decision}'
+                )
 
     def act(self, facts: Facts) -> np.ndarray:
         """The action that is due, for every host."""

@@ -126,7 +126,7 @@ class HeuristicController:
     def state_dict(self) -> dict[str, Any]:
         """Best losses, stall counters and failures of every host."""
         memory = {"best": self._best, "stalled": self._stalled, "failures": self._failures}
-        return {name: None if array is None else array.copy() for name, array in memory.items()}
+        return {name: None if array is None else array.tolist() for name, array in memory.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember what `state_dict` said."""

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from simic.actions import HEADS, Action
 from simic.bundle import load_bundle, save_bundle
 from simic.control.autogrow import AutoGrowController
-from simic.control.baselines import Controller, RandomController, WaitController
+from simic.control.baselines import Controller, RandomController, Remembering, WaitController, check_controller
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.heuristic import HeuristicController
 from simic.control.learned import LearnedController
@@ -57,6 +58,7 @@ def make_controller(name: str, rng_seed: int = 0) -> Controller:
 CONTRIBUTION_LIMIT = 1e6
 """What a seed is said to contribute if the network breaks without it."""
 Evaluate = Callable[[], Mapping[str, float]]
+_FIGURES_RETURNED = '{"val_loss": ..., "val_accuracy": ...}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,8 @@ class GrowthScheduler:
 
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
     With it, contributions are measured by switching seeds off; without it no seed can be fossilized. `horizon` is the
-    number of host epochs planned, if that is known: some controllers pace themselves by it.
+    number of host epochs planned, if that is known: some controllers pace themselves by it. Models may share an
+    optimizer, each with its scheduler.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class GrowthScheduler:
         model: GrowableModel,
         optimizer: Optimizer,
         controller: str | Controller = "heuristic",
-        lr_schedulers: Sequence[LRScheduler] = (),
+        lr_schedulers: LRScheduler | Sequence[LRScheduler] = (),
         *,
         evaluate: Evaluate | None = None,
         horizon: int = 0,
@@ -102,14 +105,22 @@ class GrowthScheduler:
     ) -> None:
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
+        _check_settings(controller, evaluate, horizon)
+        self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
         if evaluate is None and not isinstance(controller, WaitController):
             warnings.warn(
                 "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=2
             )
+        driven = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # torch's mark
+        if driven and not self.lr_schedulers and not isinstance(controller, WaitController):
+            warnings.warn(
+                "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
+                "brings a parameter group of its own: pass it as lr_schedulers=[...]",
+                stacklevel=2,
+            )
         self.model = model
         self.optimizer = optimizer
         self.controller = controller
-        self.lr_schedulers = tuple(lr_schedulers)
         self.decisions: list[Decision] = []
         self._evaluate = evaluate
         self._groups = ParameterGroups(model, optimizer, self.lr_schedulers)
@@ -128,12 +139,13 @@ class GrowthScheduler:
         self, *, val_loss: float | None = None, val_accuracy: float | None = None, train_loss: float | None = None
     ) -> Decision:
         """Call once per host epoch, after validation. Validation figures that are not given come from `evaluate`."""
+        self._groups.sync()  # somebody else may have changed the model since
         untouched, earlier = self.model.life.copy(), self._history
         try:
             figures = self._figures(val_loss, val_accuracy)
             self._gradients.report(self.model)
             self._measure_contributions(_metric(figures) if val_loss is None and val_accuracy is None else None)
-            seen = figures | {"train_loss": math.nan if train_loss is None else float(train_loss)}
+            seen = figures | {"train_loss": math.nan if train_loss is None else _number("train_loss", train_loss)}
             seen["parameters"] = float(sum(parameter.numel() for parameter in self.model.parameters()))
             self._history = {name: [*earlier[name], seen[name]][-HISTORY:] for name in FIGURES}
             before = self.model.life.copy()
@@ -189,11 +201,12 @@ class GrowthScheduler:
         return {
             "version": VERSION,
             "next_index": self._next_index,
-            "previous_action": self._previous_action.copy(),
+            "previous_action": self._previous_action.tolist(),
             "history": {name: list(values) for name, values in self._history.items()},
             "seed_groups": self._groups.seed_order(),
+            "seed_numbers": self._groups.seed_numbers(),
             "controller": type(self.controller).__name__,
-            "controller_state": self.controller.state_dict(),
+            "controller_state": self.controller.state_dict() if isinstance(self.controller, Remembering) else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,14 +218,18 @@ class GrowthScheduler:
                 f"the saved scheduler trains seeds in slots {state['seed_groups']}, the model holds some in {grown}; "
                 "load the model first"
             )
-        self._groups.rebuild(state["seed_groups"])
+        slots = state["seed_groups"]
+        self._groups.rebuild(slots, state.get("seed_numbers", [0] * len(slots)))
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
-        self.controller.load_state_dict(state["controller_state"])
+        if isinstance(self.controller, Remembering):
+            self.controller.load_state_dict(state["controller_state"])
 
     def save(self, path: str | Path) -> None:
         """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
+        self._groups.sync()
+        self._check_alone()
         tree = {
             "kind": "growth",
             "model": {GROWTH_KEY: growth_record(self.model), **self.model.state_dict()},
@@ -248,6 +265,16 @@ class GrowthScheduler:
         for scheduler, state in zip(self.lr_schedulers, tree["lr_schedulers"], strict=True):
             scheduler.load_state_dict(state)
 
+    def _check_alone(self) -> None:
+        known = set(self.model.parameters())
+        others = [p for group in self.optimizer.param_groups for p in group["params"] if p not in known]
+        if others:
+            raise ValueError(
+                f"the optimizer trains {len(others)} parameter tensors that are not this model's, so one file would "
+                "not hold everything: wrap the whole network in one GrowableModel, or, as where models share an "
+                "optimizer, save the state_dict() of each model, scheduler and optimizer"
+            )
+
     def _check_state(self, state: dict[str, Any]) -> None:
         if state.get("version") != VERSION:
             raise ValueError(
@@ -270,15 +297,15 @@ class GrowthScheduler:
         return self._checked({"val_loss": val_loss, "val_accuracy": val_accuracy})
 
     def _checked(self, figures: Mapping[str, float | None]) -> dict[str, float]:
-        checked = {}
-        for name in ("val_loss", "val_accuracy"):
-            value = _named(figures).get(name)
-            checked[name] = math.nan if value is None else float(value)
-            if value is not None and not math.isfinite(checked[name]):
-                raise ValueError(f"{name} must be finite, got {checked[name]}: the host diverged; restore a checkpoint")
-        if math.isnan(checked["val_loss"]):  # only an accuracy is known: the error rate stands in for the loss
-            checked["val_loss"] = -checked["val_accuracy"]
-        return checked
+        checked = _numbers(figures)
+        for name, value in checked.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}: the host diverged; restore a checkpoint")
+        # Where only an accuracy is known, the error rate stands in for the loss.
+        return {
+            "val_loss": checked["val_loss"] if "val_loss" in checked else -checked["val_accuracy"],
+            "val_accuracy": checked.get("val_accuracy", math.nan),
+        }
 
     def _measure_contributions(self, now: float | None) -> None:
         """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.
@@ -319,16 +346,37 @@ class GrowthScheduler:
         )
 
 
-def _named(figures: Any) -> Mapping[str, Any]:
-    if not isinstance(figures, Mapping) or not {"val_loss", "val_accuracy"} & set(figures):
-        raise ValueError(f'evaluate must return {{"val_loss": ..., "val_accuracy": ...}}, got {figures!r}')
-    return figures
+def _check_settings(controller: Any, evaluate: Any, horizon: Any) -> None:
+    check_controller(controller)
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate must be a function that returns {_FIGURES_RETURNED}, got {evaluate!r}")
+    if not isinstance(horizon, Integral) or horizon < 0:
+        raise ValueError(f"horizon must be a number of host epochs, 0 if it is not known, got {horizon!r}")
 
 
-def _metric(figures: Mapping[str, Any]) -> float:
+def _numbers(figures: Any) -> dict[str, float]:
+    """The validation figures that are there, as floats; one that is None is not there."""
+    names = ("val_loss", "val_accuracy")
+    given = [name for name in names if figures.get(name) is not None] if isinstance(figures, Mapping) else []
+    if not given:
+        raise ValueError(f"evaluate must return {_FIGURES_RETURNED}, got {figures!r}")
+    return {name: _number(name, figures[name]) for name in given}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str):  # which float() would read
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of many
+        pass
+    raise TypeError(f"{name} must be one number, got {value!r}; give float(...) of it")
+
+
+def _metric(figures: Any) -> float:
     """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
-    accuracy = _named(figures).get("val_accuracy")
-    metric = -float(figures["val_loss"]) if accuracy is None or math.isnan(accuracy) else float(accuracy)
+    numbers = _numbers(figures)
+    accuracy = numbers.get("val_accuracy", math.nan)
+    metric = -numbers.get("val_loss", math.nan) if math.isnan(accuracy) else accuracy
     return metric if math.isfinite(metric) else -math.inf
 
 

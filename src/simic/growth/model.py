@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ class GrowableModel(nn.Module):
     """Wraps a host so that seeds can grow behind some of its submodules.
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are reachable through
-    the wrapper. `slots` lists submodule names, maps them to a topology, or is "auto".
+    the wrapper; a name that both have, such as `loss`, is the wrapper's, and the host's is `model.host.loss`.
+    `slots` lists submodule names, maps them to a topology, or is "auto".
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class GrowableModel(nn.Module):
         super().__init__()
         if isinstance(model, GrowableModel):
             raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
+        if not isinstance(rng_seed, Integral) or rng_seed < 0:
+            raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
         reserved = {topology.GROWTH_KEY, "seeds"} & {name.partition(".")[0] for name in model.state_dict()}
         if reserved:
             raise ValueError(f"the host's own {sorted(reserved)} would clash with the names of grown parts; rename it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,8 @@ def find_sites(
     if slots != "auto":
         if isinstance(slots, str):
             raise ValueError(f'slots must be "auto" or a list of submodule names, got the string {slots!r}')
+        if not isinstance(slots, Collection):
+            raise TypeError(f'slots must be "auto", a list of submodule names or a table of them, got {slots!r}')
         _check_names(list(slots), list(modules))
     traced, result = _trace(model, modules, example_input)
     topologies = dict(slots) if isinstance(slots, Mapping) else {}
@@ -82,6 +84,8 @@ def _check_names(names: list[str], known: list[str]) -> None:
     if not names:
         raise ValueError('slots is empty: name at least one submodule, or pass "auto"')
     for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"the model has no submodule {name!r}: names are strings; write {str(name)!r}")
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=4, cutoff=0.5)
             hint = f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(known[:12])}"

@@ -114,7 +114,7 @@ class Collector:
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {num_steps}")
         self.envs, self.agent, self.num_steps = envs, agent, num_steps
-        self.view: View = view or BoxView(envs.single_observation_space, envs.single_action_space)
+        self.view: View = view or _plain_view(envs, agent)
         n = envs.num_envs
         self.finished: deque[Finished] = deque(maxlen=100)
         """The latest episodes that ended."""
@@ -200,6 +200,23 @@ class Collector:
         for env in np.flatnonzero(ended):
             self.finished.append(Finished(float(self._total[env]), int(self._length[env])))
         self._total[ended], self._length[ended] = 0.0, 0
+
+
+def _plain_view(envs: VectorEnv, agent: PPOAgent) -> BoxView:
+    """How the environments look without a view of the caller's; an agent made for others is refused."""
+    view = BoxView(envs.single_observation_space, envs.single_action_space)
+    network = agent.plain
+    heads = list(network.head_sizes) if isinstance(network, RecurrentActorCritic) else view.head_sizes
+    for what, made, shown in (
+        ("observations", network.sizes, {"base": view.observation_size}),
+        ("action heads", heads, view.head_sizes),
+    ):
+        if made != shown:
+            raise ValueError(
+                f"the agent was made for {what} of sizes {made}, the environments have {shown}; build it from "
+                "make_network(envs), or pass the view it was made for"
+            )
+    return view
 
 
 def make_network(envs: VectorEnv, config: PolicyConfig | None = None) -> RecurrentActorCritic:
