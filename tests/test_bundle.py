@@ -86,6 +86,15 @@ def round_trip(path):
 # What goes in comes out.
 
 
+def test_the_same_tree_is_the_same_file(tmp_path):
+    tree = {"b": torch.arange(3.0), "a": np.array([1, 2]), "text": "gr\u00f6\u00dfer"}
+    files = [tmp_path / f"{number}.safetensors" for number in range(8)]
+    for file in files:
+        save_bundle(file, tree)
+    assert len({file.read_bytes() for file in files}) == 1
+    assert load_bundle(files[0])["text"] == tree["text"]
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TREES)
 def test_any_tree_survives(round_trip, tree):

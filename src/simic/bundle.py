@@ -27,14 +27,14 @@ class BundleError(ValueError):
 
 
 def save_bundle(path: str | Path, tree: Any) -> None:
-    """Write `tree` to `path`. A crash at any moment leaves either the old file or the new one."""
+    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one."""
     path = Path(path)
     document, tensors = pack_tree(tree)
     metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(save(tensors, metadata))
+            file.write(_in_order(save(tensors, metadata)))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -45,6 +45,16 @@ def save_bundle(path: str | Path, tree: Any) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same file with its metadata sorted; safetensors writes them in another order every time."""
+    start, end = 8, 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[start:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format asks for it
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def load_bundle(path: str | Path) -> Any:
