@@ -38,9 +38,9 @@ def test_the_tree_is_made_on_request_only(run):
 
 def test_a_place_that_cannot_be_written_is_told_in_words(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place with --out"):
+    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place"):
         RunDirectory(tmp_path / "file" / "run").create()
-    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place with --out"):
+    with pytest.raises(OutputError, match=r"cannot write .*file.*choose another place"):
         RunDirectory(tmp_path / "file").create()
 
 
