@@ -10,13 +10,13 @@ train: $(STAMP)
 	$(BIN)/simic train
 
 # What ships in src/simic/pretrained, from nothing: the controller, and the fixed plan found with as many host trainings.
-# The lesson is what the heuristic does with convolutional hosts; then the policy imitates itself elsewhere, and it there.
+# The lesson is what a good plan does with convolutional hosts; then the policy imitates itself elsewhere, and it there.
 pretrained: $(STAMP)
-	$(BIN)/simic train --preset pretrained --rng-seed 3 --out runs/pretrained --resume auto
-	$(BIN)/simic train --preset thrift --rng-seed 103 --init runs/pretrained/controller.safetensors --out runs/thrift --resume auto
+	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
+	$(BIN)/simic train --preset thrift --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/thrift --resume auto
 	rm -rf runs/lesson runs/taught
-	$(BIN)/simic train --preset thrift --algorithm imitation --task excerpts --updates 4 --rng-seed 0 --episodes heuristic --record --out runs/lesson
-	$(BIN)/simic train --preset thrift --algorithm imitation --task mixed --updates 8 --rng-seed 203 --init runs/thrift/controller.safetensors --episodes runs/thrift/controller.safetensors runs/lesson --out runs/taught
+	$(BIN)/simic train --preset thrift --algorithm imitation --task excerpts --updates 4 --rng-seed 0 --episodes src/simic/pretrained/lesson.json --record --out runs/lesson
+	$(BIN)/simic train --preset thrift --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/thrift/controller.safetensors --episodes runs/thrift/controller.safetensors runs/lesson --out runs/taught
 	$(BIN)/simic schedule --budget 28160 --out src/simic/pretrained/schedule.json
 	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
