@@ -125,7 +125,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["train", "--updates", "0"], 2, "simic: updates must be at least 1, got 0"),
     (["train", "--algorithm", "iql"], 2, "name them with --episodes"),
     (["train", "--gamma", "2"], 2, "gamma must be"),
-    (["train", "--config", "CONFIG"], 2, "simic: there is no setting 'updtes'; did you mean updates?"),
+    (["train", "--config", "CONFIG"], 2, "there is no setting 'updtes'; did you mean updates?"),
     (["train", "--config", "nowhere.json"], 4, "simic: there is no config file nowhere.json"),
     (["train", "--resume", "auto"], 2, "--resume auto needs --out"),
     (["train", "--resume", "nowhere"], 4, "--resume: nowhere holds no run; `simic runs` lists what there is"),

@@ -162,9 +162,9 @@ class TrainCommand:
         directory, resumes = self.place()
         begun = directory / "config.json"
         if resumes and begun.is_file() and self.preset is None:
-            config, sources = override(config, read_config(begun)), [f"run {directory}"]
+            config, sources = _with_file(config, begun), [f"run {directory}"]
         if self.config is not None:
-            config = override(config, read_config(self.config))
+            config = _with_file(config, self.config)
             sources.append(f"file {self.config}")
         if self.fast_dev_run:
             config = override(config, FAST)
@@ -343,6 +343,14 @@ def main(args: list[str] | None = None) -> None:
 def _fail(error: Exception, code: int) -> int:
     print(f"simic: {error}", file=sys.stderr)
     return code
+
+
+def _with_file(config: RunConfig, path: Path) -> RunConfig:
+    settings = read_config(path)
+    try:
+        return override(config, settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _nested(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +28,15 @@ from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
 from simic.telemetry.recorder import Recorder, writing
-from simic.training.checkpoint import Checkpoint, check_about, discard_newer, find_checkpoint, list_checkpoints, sweep
+from simic.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    check_about,
+    discard_newer,
+    find_checkpoint,
+    list_checkpoints,
+    sweep,
+)
 from simic.training.episodes import GroupSetup, group_task, play_group
 from simic.training.progress import Progress
 from simic.training.run import Run
@@ -83,10 +92,10 @@ def build_run(
         keep_checkpoints=config.keep,
         record_episodes=config.record,
         escalate_updates=config.thresholds.escalate_updates,
-        about=agent.about(),
+        about=agent.about() | {"settings": _lasting(config)},
     )
     if checkpoint is not None:
-        check_about(checkpoint, run.about)
+        check_about(checkpoint, agent.about())
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
@@ -139,6 +148,11 @@ def write_config(config: RunConfig, directory: RunDirectory) -> None:
         os.replace(temporary, directory.config)
 
 
+def _lasting(config: RunConfig) -> dict[str, Any]:
+    """The settings that a run keeps."""
+    return {name: value for name, value in to_dict(config).items() if name not in RESUMABLE}
+
+
 def _take_up(
     config: RunConfig, directory: RunDirectory, resume: bool, say: Callable[[str], None]
 ) -> tuple[RunConfig, Checkpoint | None]:
@@ -165,6 +179,12 @@ def _take_up(
     if found.checkpoint is not None:
         if config.updates < (done := found.checkpoint.update):
             raise ValueError(f"the run in {directory.path} has done {done} updates: --updates {config.updates} is less")
+        began = found.checkpoint.about.get("settings", {})
+        for name, mine, theirs in differences(_lasting(config), began) if began else ():
+            raise CheckpointError(
+                f"{directory.config} has {name} = {mine}, not {theirs} as {found.checkpoint.path.name} was made with: "
+                "it is another run's; put this run's back"
+            )
         discard_newer(directory.checkpoints, found.checkpoint.update)
         say(f"resuming after update {found.checkpoint.update}")
     return config, found.checkpoint
