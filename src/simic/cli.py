@@ -88,8 +88,8 @@ class TrainCommand:
     algorithm: Algorithm | None = None
     """How to learn: by trying (ppo), by imitating recorded episodes, or offline from them (iql)."""
     episodes: tuple[str, ...] | None = None
-    """What to imitate or learn from: runs or directories with recorded episodes; or who plays some: `heuristic`,
-    `random`, `schedule`, the file of a controller or of a plan (.json)."""
+    """What to imitate or learn from: runs or directories with recorded episodes; or who plays some: a name
+    such as `heuristic`, the file of a controller or of a plan (.json)."""
     rng_seed: int | None = None
     """Fixes everything that is drawn at random."""
     updates: int | None = None
@@ -197,7 +197,7 @@ class GrowCommand:
     task: str = DEFAULT_TASK
     """What the host learns: a task, or `module:function`, which returns a `simic.Task` of your model and data."""
     controller: str = "heuristic"
-    """Who decides: heuristic, random, wait, autogrow, schedule, pretrained, or the path of a trained controller."""
+    """Who decides: heuristic, random, wait, autogrow, schedule, pretrained, or the path of a controller or plan."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     host_epochs: int = 40

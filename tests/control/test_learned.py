@@ -26,8 +26,8 @@ from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.control.baselines import RandomController
 from simic.control.learned import load_network, make_network, network_input, row_masks
 from simic.control.legality import legal_masks
+from simic.control.named import make_controller
 from simic.control.observation import observe
-from simic.control.scheduler import make_controller
 from simic.policy.config import PolicyConfig
 from simic.policy.network import GROWTH_TREE, RecurrentActorCritic
 from simic.ppo.agent import PPOAgent
@@ -316,7 +316,9 @@ def test_names_are_controllers_and_other_words_are_not(tmp_path):
         "RandomController",
         "WaitController",
     ]
-    with pytest.raises(ValueError, match=r"one of heuristic, random, .*, the path of a trained one.*got 'nobody'"):
+    with pytest.raises(
+        ValueError, match=r"one of heuristic, random, .*, the path of a plan or a trained one.*got 'nobody'"
+    ):
         make_controller("nobody")
 
 

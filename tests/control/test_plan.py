@@ -9,6 +9,7 @@ import torch
 
 from simic.actions import Action, Op
 from simic.control.autogrow import AutoGrowConfig, AutoGrowController
+from simic.control.named import make_controller
 from simic.control.plan import Plan, PlanController, decisions_to_fossil, load_plan, pick_blueprints
 from simic.environment.config import EpisodeConfig
 from simic.environment.trainings import HostTrainings
@@ -96,6 +97,9 @@ def test_plans_survive_their_files(tmp_path):
     plan = Plan(first=3, blueprints=("mlp", "conv"), size=0.25)
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
+    named = make_controller(str(tmp_path / "plan.json"))
+    assert isinstance(named, PlanController)
+    assert named.plan == plan
     assert isinstance(load_plan(), Plan)  # the one that ships with simic
 
 

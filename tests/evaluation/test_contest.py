@@ -11,7 +11,7 @@ from arena import EAGER, make_task, of, save_network
 from simic import GrowableModel, GrowthScheduler, evaluation, pretrained
 from simic.actions import Op
 from simic.cli import main
-from simic.control.scheduler import make_controller
+from simic.control.named import make_controller
 from simic.evaluation import contest, contestants
 from simic.evaluation.contest import evaluate
 

@@ -120,6 +120,6 @@ def test_the_command_gives_the_same_settings(files):
 
 
 def test_the_names_are_those_that_make_controllers_everywhere():
-    from simic.control.scheduler import _CONTROLLERS
+    from simic.control.named import CONTROLLERS
 
-    assert {*RULES, "pretrained"} == set(_CONTROLLERS)
+    assert {*RULES, "pretrained"} == set(CONTROLLERS)

@@ -11,50 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from simic.actions import HEADS, Action
 from simic.bundle import load_bundle, save_bundle
-from simic.control.autogrow import AutoGrowController
-from simic.control.baselines import Controller, RandomController, Remembering, WaitController, check_controller
+from simic.control.baselines import Controller, Remembering, WaitController, check_controller
 from simic.control.facts import FIGURES, HISTORY, Facts
-from simic.control.heuristic import HeuristicController
-from simic.control.learned import LearnedController
+from simic.control.gradients import GradientMeter
+from simic.control.named import make_controller
 from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
-from simic.control.plan import PlanController, load_plan
 from simic.growth.model import GrowableModel
 from simic.growth.topology import GROWTH_KEY, growth_record
 from simic.lifecycle import IllegalActionError, Stage
 from simic.passes import evaluating, undisturbed
 
 VERSION = 1
-HOST_NORM_EVERY = 8
-"""Optimizer steps between two looks at the host's gradient, which has many tensors."""
-
-_CONTROLLERS: dict[str, Callable[[int], Controller]] = {
-    "heuristic": lambda rng_seed: HeuristicController(),
-    "random": RandomController,
-    "wait": lambda rng_seed: WaitController(),
-    "autogrow": lambda rng_seed: AutoGrowController(),
-    "schedule": lambda rng_seed: PlanController(load_plan()),
-    "pretrained": lambda rng_seed: LearnedController.pretrained(rng_seed=rng_seed),
-}
-
-
-def make_controller(name: str, rng_seed: int = 0) -> Controller:
-    """A controller by name, or a trained one by the path of its file."""
-    if name in _CONTROLLERS:
-        return _CONTROLLERS[name](rng_seed)
-    if Path(name).is_file():
-        return LearnedController.load(name, rng_seed=rng_seed)
-    raise ValueError(
-        f"controller must be one of {', '.join(_CONTROLLERS)}, the path of a trained one or an object, got {name!r}"
-    )
-
-
 CONTRIBUTION_LIMIT = 1e6
 """What a seed is said to contribute if the network breaks without it."""
 Evaluate = Callable[[], Mapping[str, float]]
@@ -128,7 +101,7 @@ class GrowthScheduler:
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._gradients = _GradientMeter(model)
+        self._gradients = GradientMeter(model)
         optimizer.register_step_pre_hook(self._gradients.observe)
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -383,51 +356,3 @@ def _metric(figures: Any) -> float:
 def _class_name(scheduler: LRScheduler) -> str:
     members = ", ".join(_class_name(member) for member in getattr(scheduler, "_schedulers", ()))
     return f"{type(scheduler).__name__}({members})" if members else type(scheduler).__name__
-
-
-class _GradientMeter:
-    """Mean gradient norm of every live seed over the optimizer steps of a host epoch, without waiting for a device."""
-
-    def __init__(self, model: GrowableModel) -> None:
-        self._model = model
-        self._sums: dict[int, Tensor] = {}
-        self._counts: dict[int, int] = {}
-        self._steps = 0
-        self._host_sum: Tensor | float = 0.0
-        self._host_count = 0
-
-    def observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Called before every optimizer step."""
-        self._steps += 1
-        if self._steps % HOST_NORM_EVERY == 1:
-            own = [parameter.grad for parameter in self._model.host.parameters() if parameter.grad is not None]
-            self._host_sum = self._host_sum + (torch.nn.utils.get_total_norm(own) if own else 0.0)
-            self._host_count += 1
-        for index in np.flatnonzero(self._model.life.live[0]).tolist():
-            seed = self._model.seed(index)
-            gradients = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
-            if gradients:
-                norm = torch.nn.utils.get_total_norm(gradients)
-                self._sums[index] = self._sums.get(index, torch.zeros_like(norm)) + norm
-                self._counts[index] = self._counts.get(index, 0) + 1
-
-    def report(self, model: GrowableModel) -> None:
-        """Write the means into the model's slots."""
-        for index in np.flatnonzero(model.life.live[0]).tolist():
-            count = self._counts.get(index, 0)
-            in_training = model.life.stage[0, index] == Stage.TRAINING
-            if in_training and self._steps and not count and model.lifecycle.incubation == "shadow":
-                raise RuntimeError(
-                    f"the seed in slot {model.slot_names[index]!r} received no gradient: with shadow incubation "
-                    "compute the loss as loss = scheduler.loss(lambda: criterion(model(x), y))"
-                )
-            model.life.gradient_norm[0, index] = float(self._sums[index]) / count if count else math.nan
-
-    def host_norm(self) -> float:
-        """Mean gradient norm of the host without its seeds; NaN before the first step."""
-        return float(self._host_sum) / self._host_count if self._host_count else math.nan
-
-    def clear(self) -> None:
-        """Start afresh."""
-        self._sums, self._counts, self._steps = {}, {}, 0
-        self._host_sum, self._host_count = 0.0, 0

@@ -283,8 +283,7 @@ class StackedHosts:
             training = self.life.stage[group.hosts, slot] == Stage.TRAINING
             straight = here & training & (self.lifecycle.incubation == "straight_through") & learns
             for chosen, is_straight in ((here & (alpha[group.hosts] > 0), False), (straight, True)):
-                rows = np.flatnonzero(chosen)
-                if not rows.size:
+                if not (rows := np.flatnonzero(chosen)).size:
                     continue
                 values = torch.from_numpy(alpha[group.hosts[rows]]).to(self._reference)
                 voices.append(

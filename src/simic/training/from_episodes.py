@@ -17,13 +17,11 @@ import numpy as np
 import torch
 
 from simic.config import RunConfig
-from simic.control.baselines import RandomController
 from simic.control.facts import Facts
-from simic.control.heuristic import HeuristicController
-from simic.control.learned import LearnedController, holds_controller, network_input, row_masks
+from simic.control.learned import network_input, row_masks
 from simic.control.legality import Masks
+from simic.control.named import make_controller, names_controller
 from simic.control.observation import observe
-from simic.control.plan import PlanController, load_plan
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
@@ -39,12 +37,6 @@ from simic.training.run_directory import RunDirectory
 from simic.training.stopping import Stopped, StopSignals
 from simic.training.workers import WorkerPool
 
-RULES: dict[str, Callable[[int], Any]] = {
-    "heuristic": lambda rng_seed: HeuristicController(),
-    "random": RandomController,
-    "schedule": lambda rng_seed: PlanController(load_plan()),
-}
-"""Who can play episodes when none are recorded."""
 LEARNERS = {"imitation": imitate, "iql": learn_offline}
 
 
@@ -106,22 +98,12 @@ def _learn(
 def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
     """Whole episodes of a group under a rule, plan or saved controller, seen as a network would see them."""
     group_setup, player = setup
-    controller = _controller(player, job.group_seed)
+    controller = make_controller(player, job.group_seed)
 
     def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
         return controller.act(facts), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
 
     return play(make_trainings(group_setup, job), decide)
-
-
-def _controller(player: str, rng_seed: int = 0) -> Any:
-    if player in RULES:
-        return RULES[player](rng_seed)
-    return PlanController(load_plan(Path(player))) if _is_plan(player) else LearnedController.load(player)
-
-
-def _is_plan(source: str) -> bool:
-    return Path(source).suffix == ".json" and Path(source).is_file()
 
 
 def flat(tree: dict[str, Any]) -> dict[str, float]:
@@ -137,7 +119,7 @@ def flat(tree: dict[str, Any]) -> dict[str, float]:
 
 def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Callable[[str], None]) -> list[Rollout]:
     rollouts: list[Rollout] = []
-    players = [s for s in config.episodes if s in RULES or _is_plan(s) or holds_controller(s)]
+    players = [source for source in config.episodes if names_controller(source)]
     for source in config.episodes:
         if source in players:
             first = config.updates * players.index(source)  # each records its episodes behind those before it
@@ -152,7 +134,7 @@ def _fresh(
     config: RunConfig, directory: RunDirectory, player: str, first: int, state_size: int, say: Callable[[str], None]
 ) -> Sequence[Rollout]:
     """Episodes that somebody plays now, as many as PPO would try."""
-    _controller(player)  # one that does not fit is refused here, before workers start
+    make_controller(player)  # one that does not fit is refused here, before workers start
     pool, setup, rollouts = WorkerPool(play_fresh, config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
