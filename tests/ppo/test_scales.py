@@ -59,6 +59,9 @@ def test_another_number_of_environments_starts_new_returns():
     assert scale.moments.mean.item() == pytest.approx(9.0)
 
 
+EVERY = torch.ones(2, dtype=torch.bool)
+
+
 @given(seed=st.integers(0, 10**6), mean=st.sampled_from([0.0, -3.0, 50.0]), deviation=st.sampled_from([0.1, 1.0, 20.0]))
 @settings(max_examples=25, deadline=None)
 def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
@@ -68,7 +71,7 @@ def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
     for _ in range(3):
         before = scale.real(head(inputs))
         returns = mean + deviation * torch.randn(30, generator=generator)
-        scale.learn(returns, head)
+        scale.learn(returns, torch.ones(30, dtype=torch.bool), head)
         largest = before.abs().max().item() + abs(mean) + deviation
         assert torch.allclose(scale.real(head(inputs)), before, atol=1e-5 * max(1.0, largest))
     units = scale.units()
@@ -78,16 +81,22 @@ def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
 
 def test_the_first_returns_set_the_units_and_later_ones_move_them():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
-    scale.learn(torch.tensor([1.0, 3.0]), head)
+    scale.learn(torch.tensor([1.0, 3.0]), EVERY, head)
     assert [unit.item() for unit in scale.units()] == pytest.approx([2.0, 1.0])
-    scale.learn(torch.tensor([7.0, 7.0]), head)
+    scale.learn(torch.tensor([7.0, 7.0]), EVERY, head)
     assert scale.units()[0].item() == pytest.approx(0.9 * 2 + 0.1 * 7)
     assert scale.units()[1].item() == pytest.approx((0.9 * 1 + 0.09 * 25) ** 0.5)
+
+
+def test_returns_of_padding_do_not_count():
+    scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
+    scale.learn(torch.tensor([1.0, 3.0, 1e6]), torch.tensor([True, True, False]), head)
+    assert [unit.item() for unit in scale.units()] == pytest.approx([2.0, 1.0])
 
 
 def test_no_returns_change_nothing():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
     weight = head[0].weight.clone()
-    scale.learn(torch.zeros(0), head)
+    scale.learn(torch.zeros(0), EVERY[:0], head)
     assert (head[0].weight == weight).all()
     assert [unit.item() for unit in scale.units()] == pytest.approx([0.0, 1.0])

@@ -29,9 +29,13 @@ class MaskedCategorical:
         return self.log_probs.exp()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One choice per row (...), by the Gumbel trick: every row in one operation."""
-        noise = torch.empty_like(self.log_probs).exponential_(generator=generator).clamp_(min=SMALLEST)
-        return (self.log_probs - noise.log_()).argmax(-1)
+        """One choice per row (...), by the Gumbel trick: every row in one operation.
+
+        Noise is drawn where the generator lives, by default on the CPU, so that all devices draw alike.
+        """
+        noise = torch.empty(self.log_probs.shape, device=generator.device if generator else "cpu")
+        noise.exponential_(generator=generator).clamp_(min=SMALLEST)
+        return (self.log_probs - noise.log_().to(self.log_probs.device)).argmax(-1)
 
     def mode(self) -> Tensor:
         """The likeliest choice per row (...)."""

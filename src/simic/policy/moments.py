@@ -1,4 +1,4 @@
-"""Running means and variances: of observations, of returns. Float64, updated by the learner only.
+"""Running means and variances: of observations, of returns. Updated by the learner only, without reading the device.
 
 They are read by every network that shares them and written by one caller between rollouts, from one thread; a worker
 gets a copy with the weights.
@@ -6,10 +6,20 @@ gets a copy with the weights.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices that have nothing wider."""
+    if device.type == "mps":
+        return torch.float32
+    if device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64:
+        return torch.float32
+    return torch.float64
 
 
 class RunningMoments(nn.Module):
@@ -34,15 +44,25 @@ class RunningMoments(nn.Module):
         if not len(rows):
             return
         rows = rows.to(self.mean)
-        mean, variance = rows.mean(0), rows.var(0, correction=0)
+        self._merge(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
+
+    def _merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Take in the mean and variance (F,) of `count` rows; nothing changes if there are none."""
         # The first rows replace the starting values, which nobody measured.
-        share = len(rows) / (self.count + len(rows))
-        if self.decay is not None and self.count > 0:
-            share = torch.full_like(self.count, 1 - self.decay)
+        share = count / (self.count + count).clamp(min=1)
+        if self.decay is not None:
+            share = torch.where((self.count > 0) & (count > 0), 1 - self.decay, share)
         difference = mean - self.mean
         self.variance += share * (variance - self.variance) + share * (1 - share) * difference**2
         self.mean += share * difference
-        self.count += len(rows)
+        self.count += count
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device in the widest precision it has: not every device knows float64."""
+        target = fn(torch.empty(0, device=self.mean.device)).device
+        for name in ("mean", "variance", "count"):
+            self._buffers[name] = getattr(self, name).to(widest_float(target))
+        return super()._apply(fn, recurse)
 
 
 class Normalizer(RunningMoments):
@@ -72,11 +92,12 @@ class Normalizer(RunningMoments):
 
     @torch.no_grad()
     def _derive(self) -> None:
-        if self.count > 0:
-            self._offset.copy_(self.mean)
-            # What never varied was never learned from: should it differ one day, it must not drown the rest.
-            self._scale.copy_((self.variance + 1e-4).rsqrt() * (self.variance > 1e-8))
-            self._limit.fill_(self.limit)
+        known = self.count > 0
+        self._offset.copy_(torch.where(known, self.mean, 0.0))
+        # What never varied was never learned from: should it differ one day, it must not drown the rest.
+        scale = (self.variance + 1e-4).rsqrt() * (self.variance > 1e-8)
+        self._scale.copy_(torch.where(known, scale, 1.0))
+        self._limit.copy_(torch.where(known, self.limit, float("inf")))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

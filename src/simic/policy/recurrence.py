@@ -125,10 +125,13 @@ def _take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def state_health(state: Tensor | None) -> dict[str, Tensor]:
+def state_health(state: Tensor | None, device: torch.device | None = None) -> dict[str, Tensor]:
     """Root mean square of what is finite in a state, and the share that is; NaN and 1 if there is no state."""
     if state is None:
-        return {"state_rms": torch.tensor(float("nan")), "state_finite": torch.tensor(1.0)}
+        return {
+            "state_rms": torch.tensor(float("nan"), device=device),
+            "state_finite": torch.tensor(1.0, device=device),
+        }
     finite = state.isfinite()
     square = (torch.where(finite, state, 0.0) ** 2).sum() / finite.sum().clamp(min=1)
     return {"state_rms": square.sqrt(), "state_finite": finite.float().mean()}

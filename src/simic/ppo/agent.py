@@ -70,10 +70,10 @@ class PPOAgent:
         table = torch.tensor([multipliers[head] for head in heads], device=self.device)
         self._entropy_share = table / table.sum().clamp(min=1e-8)
         self.value_scale = ValueScale().to(self.device)
-        self.return_scale = ReturnScale(self.config.gamma).to(self.device)
+        self.return_scale = ReturnScale(self.config.gamma)
         self._parameters, self._head_parameters = list(self.plain.parameters()), self.plain.head_parameters()
         self.optimizer = make_optimizer(self.plain, self.config)
-        self.generator = torch.Generator(self.device).manual_seed(rng_seed)
+        self.generator = torch.Generator().manual_seed(rng_seed)
 
     # Acting.
 
@@ -113,10 +113,9 @@ class PPOAgent:
 
     def update(self, rollout: Rollout) -> UpdateMetrics:
         """Learn from a rollout: scales first, then old probabilities under them, then clipped gradient steps."""
-        rollout = rollout.to(self.device)
         rollout.check(self.plain)
         self._set_learning_rate()
-        rollout = self.learn_scales(rollout)
+        rollout = self.learn_scales(rollout).to(self.device)
         batch, figures = self._anchor(rollout)
         entropy_weights = self._entropy_weights(figures["head_entropy"])
         steps: list[tuple[Terms, Tensor]] = []
@@ -128,38 +127,43 @@ class PPOAgent:
                 self.optimizer.zero_grad(set_to_none=True)
                 terms = self._backward(minibatch, entropy_weights)
                 figures["kl"] = terms.kl
-                if self._too_far(terms.kl):
+                norms = self._clip()
+                kl, finite = torch.stack([terms.kl, terms.loss.isfinite() & norms[0].isfinite()]).tolist()
+                if self._too_far(kl):
                     stopped = True
                     break
-                norms = self._clip()
-                if self._step(terms.loss, norms):
+                if self._step(bool(finite)):
                     steps.append((terms, norms))
                 else:
                     skipped += 1
             if stopped:
                 break
         self.update_count += 1
-        metrics = self._metrics(batch, figures | step_means(steps), skipped=skipped, stopped=stopped)
+        metrics = self._metrics(batch, figures | step_means(steps), taken=len(steps), skipped=skipped, stopped=stopped)
         self._steer_learning_rate(metrics.kl_after)
         return metrics
 
-    def _metrics(self, batch: Batch, figures: dict[str, Tensor], *, skipped: int, stopped: bool) -> UpdateMetrics:
+    def _metrics(
+        self, batch: Batch, figures: dict[str, Tensor], *, taken: int, skipped: int, stopped: bool
+    ) -> UpdateMetrics:
         """Everything that was measured, fetched from the device at once."""
         return collect_metrics(
-            figures | ratio_figures(self.network, batch, self.thresholds) | {"reward_scale": self.return_scale.scale},
+            figures | ratio_figures(self.network, batch, self.thresholds),
             self.plain.tree.heads,
             batch.rollout.shape[1],
             self.thresholds,
             update_count=self.update_count,
             gradient_steps=self.gradient_steps,
+            steps_taken=taken,
             stopped_early=stopped,
             skipped_steps=skipped,
             learning_rate=self.learning_rate,
             entropy_coefficient=self.config.entropy_weight(self.update_count - 1),
+            reward_scale=float(self.return_scale.scale),
         )
 
     def learn_scales(self, rollout: Rollout) -> Rollout:
-        """Observation and reward scales see the rollout before anything is computed from it."""
+        """Observation and reward scales see the rollout, on the CPU, before anything is computed from it."""
         if self.plain.config.normalize_observations:
             self.plain.see(rollout.observation, rollout.valid)
         if not self.config.scale_rewards:
@@ -176,7 +180,7 @@ class PPOAgent:
         raw = self._advantages(rollout, value)
         target = raw + value
         if self.config.normalize_values:
-            self.value_scale.learn(target[rollout.valid], self.plain.critic)
+            self.value_scale.learn(target, rollout.valid, self.plain.critic)
         head_entropy, available = policy.head_entropy(rollout.action)
         available &= rollout.valid.unsqueeze(-1)
         free = available.any(-1)
@@ -190,19 +194,19 @@ class PPOAgent:
             matters=policy.matters(rollout.action) & free.unsqueeze(-1),
             available=available,
         )
-        valid_target, error = target[rollout.valid], raw[rollout.valid]
         weights = losses.mean_weights(free)
         centre = (advantage * weights).sum()
+        return_mean, return_variance = losses.moments(target, rollout.valid)
         return batch, {
             "advantage_mean": mean,
             "advantage_deviation": deviation,
             "normalized_advantage_mean": centre,
             "normalized_advantage_deviation": ((advantage - centre) ** 2 * weights).sum().sqrt(),
-            "return_mean": valid_target.mean(),
-            "return_deviation": valid_target.std(correction=0),
-            "value_mean": value[rollout.valid].mean(),
-            "explained_variance": 1 - error.var(correction=0) / valid_target.var(correction=0).clamp(min=1e-8),
-            **state_health(output.state),
+            "return_mean": return_mean,
+            "return_deviation": return_variance.sqrt(),
+            "value_mean": losses.moments(value, rollout.valid)[0],
+            "explained_variance": 1 - losses.moments(raw, rollout.valid)[1] / return_variance.clamp(min=1e-8),
+            **state_health(output.state, value.device),
             "decisions": rollout.valid.sum(),
             "forced_share": 1 - free.sum() / rollout.valid.sum().clamp(min=1),
             "entropy": (policy.entropy() * weights).sum(),
@@ -235,14 +239,14 @@ class PPOAgent:
         num_envs = batch.rollout.shape[1]
         order = np.random.default_rng([self.rng_seed, self.update_count, ppo_epoch]).permutation(num_envs)
         for chosen in np.array_split(order, min(self.config.num_minibatches, num_envs)):
-            yield batch.environments(torch.from_numpy(chosen).to(self.device))
+            yield batch.environments(torch.from_numpy(chosen))
 
     def _backward(self, minibatch: Batch, entropy_weights: Tensor) -> Terms:
         """Gradients and figures of a minibatch, computed in micro-batches."""
         weights = mean_weights(minibatch)
         num_envs = minibatch.rollout.shape[1]
         total: list[Tensor] | None = None
-        for part in torch.arange(num_envs, device=self.device).tensor_split(min(self.config.micro_batches, num_envs)):
+        for part in torch.arange(num_envs).tensor_split(min(self.config.micro_batches, num_envs)):
             whole = len(part) == num_envs
             chosen = minibatch if whole else minibatch.environments(part)
             own = weights if whole else weights.environments(part)
@@ -258,8 +262,8 @@ class PPOAgent:
         weights = self.config.entropy_weight(self.update_count) * self._entropy_share
         return torch.where(head_entropy < self.config.entropy_floor, self.config.floor_boost * weights, weights)
 
-    def _too_far(self, kl: Tensor) -> bool:
-        return self.config.target_kl is not None and float(kl) > KL_STOP * self.config.target_kl
+    def _too_far(self, kl: float) -> bool:
+        return self.config.target_kl is not None and kl > KL_STOP * self.config.target_kl
 
     def _clip(self) -> Tensor:
         """Clip gradients; their norms before that, of the whole network and of each head (1 + H,)."""
@@ -274,9 +278,9 @@ class PPOAgent:
             nn.utils.clip_grads_with_norm_(self._parameters, self.config.max_gradient_norm, whole)
         return torch.stack([whole, *(norm.to(whole) for norm in norms)])
 
-    def _step(self, loss: Tensor, norms: Tensor) -> bool:
-        """Take the gradient step, unless it is not finite; whether it was taken."""
-        if not bool(torch.isfinite(loss) & torch.isfinite(norms[0])):
+    def _step(self, finite: bool) -> bool:
+        """Take the gradient step if loss and gradient are finite; whether it was taken."""
+        if not finite:
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row >= self.config.max_skipped_steps:
                 raise DivergedError(
@@ -348,8 +352,7 @@ class PPOAgent:
         self.plain.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         self.value_scale.load_state_dict(state["value_scale"])
-        running = state["return_scale"]["_running"]
-        self.return_scale._running = running.to(self.device)
+        self.return_scale._running = state["return_scale"]["_running"].cpu()
         self.return_scale.load_state_dict(state["return_scale"])
         self.generator.set_state(state["generator"].cpu())
         self.rng_seed, self.update_count, self.gradient_steps, self._skipped_in_a_row = state["counts"]

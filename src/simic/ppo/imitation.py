@@ -102,7 +102,7 @@ def imitate(
     config = config or ImitationConfig()
     record = study(agent, rollouts)
     rng = np.random.default_rng([agent.rng_seed, STREAM])
-    order = torch.from_numpy(rng.permutation(record.shape[1])).to(agent.device)
+    order = torch.from_numpy(rng.permutation(record.shape[1]))
     num_held_out = min(ceil(config.held_out * len(order)), len(order) - 1)
     watched, learned = (record.environments(part) for part in order.tensor_split([num_held_out]))
     optimizer = make_optimizer(agent.plain, replace(agent.config, learning_rate=config.learning_rate))
@@ -147,7 +147,7 @@ def _learn(
     """One pass over the record, in minibatches of whole environments."""
     num_envs, figures = record.shape[1], []
     for chosen in np.array_split(rng.permutation(num_envs), ceil(num_envs / config.minibatch_envs)):
-        terms = _terms(agent, record.environments(torch.from_numpy(chosen).to(agent.device)))
+        terms = _terms(agent, record.environments(torch.from_numpy(chosen)))
         loss = terms.head_loss.sum() + config.value_coefficient * terms.value_loss
         optimizer.zero_grad(set_to_none=True)
         (loss - config.entropy_coefficient * terms.entropy).backward()
@@ -184,7 +184,9 @@ def _terms(agent: PPOAgent, record: Rollout) -> Terms:
 
 def _pass_metrics(figures: Sequence[Terms], heads: Sequence[str]) -> PassMetrics:
     """Means over all decisions of a pass, from those of its minibatches."""
-    stacked = Terms(*(torch.stack(figure).double() for figure in zip(*figures, strict=True)))
+    rows = torch.stack([torch.cat([part.reshape(-1) for part in terms]) for terms in figures]).cpu().double()
+    sizes = [part.numel() for part in figures[0]]
+    stacked = Terms(*(part.view(-1, *like.shape) for part, like in zip(rows.split(sizes, 1), figures[0], strict=True)))
     count, known = stacked.head_decisions, stacked.known_returns
     head_loss, accuracy = (
         ((figure * count).sum(0) / count.sum(0)).tolist() for figure in (stacked.head_loss, stacked.head_accuracy)
@@ -240,14 +242,14 @@ def study(agent: PPOAgent, rollouts: Sequence[Rollout]) -> Rollout:
     blank = [replace(rollout, state=torch.zeros(rollout.shape[1], agent.plain.state_size)) for rollout in rollouts]
     for rollout in blank:  # before they are joined, which pads what is too small
         rollout.check(agent.plain)
-    record = join([rollout.to(agent.device) for rollout in blank])
+    record = join(blank)
     check_legal(record, agent.plain.tree)
     record = agent.learn_scales(record)
-    returns = monte_carlo(record, agent.config.gamma)[0][record.valid]
+    returns = monte_carlo(record, agent.config.gamma)[0]
     # Returns that are all alike have no deviation to tell values in: those of a fresh critic would become huge.
-    if agent.config.normalize_values and returns.std(correction=0) > 1e-3:
-        agent.value_scale.learn(returns, agent.plain.critic)
-    return record
+    if agent.config.normalize_values and returns[record.valid].std(correction=0) > 1e-3:
+        agent.value_scale.learn(returns.to(agent.device), record.valid.to(agent.device), agent.plain.critic)
+    return record.to(agent.device)
 
 
 def check_legal(record: Rollout, tree: ActionTree) -> None:
@@ -265,7 +267,8 @@ def check_legal(record: Rollout, tree: ActionTree) -> None:
 def follows(record: Rollout) -> Tensor:
     """Whether the next step of the sequence is what a decision led to (T, N)."""
     result = torch.zeros_like(record.valid)
-    result[:-1] = record.valid[:-1] & record.valid[1:] & ~record.first[1:] & ~record.terminated[:-1]
+    first = record.first.to(record.valid.device)
+    result[:-1] = record.valid[:-1] & record.valid[1:] & ~first[1:] & ~record.terminated[:-1]
     return result
 
 

@@ -21,6 +21,13 @@ def head_mean_weights(mask: Tensor) -> Tensor:
     return mask / mask.sum((0, 1)).clamp(min=1)
 
 
+def moments(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over a mask, both 0 if it is empty; nothing is read from the device."""
+    count = mask.sum().clamp(min=1)
+    mean = torch.where(mask, values, 0.0).sum() / count
+    return mean, torch.where(mask, (values - mean) ** 2, 0.0).sum() / count
+
+
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip_range: float) -> Tensor:
     """Pessimistic surrogate loss of each decision (Schulman et al. 2017, eq. 7), negated to be minimised."""
     ratio = log_ratio.exp()
@@ -75,9 +82,10 @@ def advantages(
 
 
 def normalized(values: Tensor, mask: Tensor, *, floor: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
-    """Values with mean 0 and deviation 1 over a mask, and the mean and deviation they had; the latter has a floor."""
-    chosen = values[mask]
-    if not chosen.numel():
-        return torch.zeros_like(values), values.new_zeros(()), values.new_zeros(())
-    mean, deviation = chosen.mean(), chosen.std(correction=0)
-    return (values - mean) / deviation.clamp(min=floor), mean, deviation
+    """Values with mean 0 and deviation 1 over a mask, 0 elsewhere, and the mean and deviation they had.
+
+    The divisor has a floor.
+    """
+    mean, variance = moments(values, mask)
+    deviation = variance.sqrt()
+    return torch.where(mask, (values - mean) / deviation.clamp(min=floor), 0.0), mean, deviation

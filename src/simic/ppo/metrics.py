@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simic.policy.moments import widest_float
 from simic.telemetry.anomalies import Thresholds
 
 PER_HEAD = ("head_entropy", "head_kl", "head_gradient_norm")
@@ -116,7 +117,7 @@ def collect_metrics(
         if ratio > thresholds.ratio_high or ratio < thresholds.ratio_low
     )
     known["ratio_alarms"] = tuple(dict.fromkeys(told))  # in a small rollout the highest are among the lowest too
-    known |= {name: int(numbers.pop(name, [0])[0]) for name in ("decisions", "steps_taken")}
+    known["decisions"] = int(numbers.pop("decisions", [0])[0])
     unknown = [float("nan")] * len(heads)
     for field in fields(UpdateMetrics):
         if field.name in known:
@@ -127,7 +128,8 @@ def collect_metrics(
 
 
 def _to_numbers(figures: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    flat = torch.cat([figure.detach().reshape(-1).double() for figure in figures.values()]).tolist()
+    wide = widest_float(next(iter(figures.values())).device)
+    flat = torch.cat([figure.detach().reshape(-1).to(wide) for figure in figures.values()]).tolist()
     numbers: dict[str, list[float]] = {}
     for name, figure in figures.items():
         numbers[name], flat = flat[: figure.numel()], flat[figure.numel() :]

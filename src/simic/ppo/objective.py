@@ -46,10 +46,11 @@ class Batch:
         return self.available.any(-1)
 
     def environments(self, index: Tensor) -> Batch:
-        """The part of some environments."""
+        """The part of some environments, by an index on the CPU."""
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rollout"}
+        here = index.to(self.target.device)
         return Batch(
-            rollout=self.rollout.environments(index), **{name: value[:, index] for name, value in parts.items()}
+            rollout=self.rollout.environments(index), **{name: value[:, here] for name, value in parts.items()}
         )
 
 
@@ -63,11 +64,9 @@ class Weights(NamedTuple):
     contribution: Tensor | None  # (T, N, S) known contributions
 
     def environments(self, index: Tensor) -> Weights:
-        """The part of some environments."""
-        contribution = None if self.contribution is None else self.contribution[:, index]
-        return Weights(
-            self.policy[:, index], self.heads[:, index], self.entropy[:, index], self.value[:, index], contribution
-        )
+        """The part of some environments, by an index on the CPU."""
+        here = index.to(self.policy.device)
+        return Weights(*(None if part is None else part[:, here] for part in self))  # pyright: ignore[reportArgumentType]
 
 
 class Terms(NamedTuple):
@@ -155,7 +154,7 @@ def step_means(steps: list[tuple[Terms, Tensor]]) -> dict[str, Tensor]:
     names = ("policy_loss", "value_loss", "auxiliary_loss", "clip_fraction", "head_kl")
     means = {name: torch.stack([getattr(step, name) for step in terms]).mean(0) for name in names}
     norm = torch.stack(norms).mean(0)
-    return means | {"gradient_norm": norm[0], "head_gradient_norm": norm[1:], "steps_taken": torch.tensor(len(steps))}
+    return means | {"gradient_norm": norm[0], "head_gradient_norm": norm[1:]}
 
 
 @torch.no_grad()

@@ -121,7 +121,7 @@ def learn_offline(
     latest: deque[dict[str, Tensor]] = deque(maxlen=REPORT_STEPS)
     for step in range(1, config.steps + 1):
         chosen = torch.from_numpy(rng.permutation(record.shape[1])[: config.minibatch_envs])
-        terms = iql_terms(agent, q, slow_q, record.environments(chosen.to(agent.device)), config)
+        terms = iql_terms(agent, q, slow_q, record.environments(chosen), config)
         optimizer.zero_grad(set_to_none=True)
         (terms["policy_loss"] + config.value_coefficient * terms["value_loss"] + terms["q_loss"]).backward()
         for learner in (agent.plain, q):

@@ -23,7 +23,7 @@ from simic.policy.tree import ActionTree
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Everything of T x N decisions. Nothing here carries a gradient."""
+    """Everything of T x N decisions. Nothing here carries a gradient. A rollout is made on the CPU."""
 
     observation: Observation
     """What was seen before each decision, parts (T, N, ...)."""
@@ -40,7 +40,7 @@ class Rollout:
     next_value: Tensor
     """Value of the state after a truncated step, in units of reward; 0 elsewhere (T, N)."""
     first: Tensor
-    """An episode begins with this decision, from a zero state (T, N)."""
+    """An episode begins with this decision, from a zero state (T, N). Always on the CPU: sequences are cut there."""
     valid: Tensor
     """The decision was real: not padding after an early end, not a step that only resets (T, N)."""
     state: Tensor
@@ -59,22 +59,27 @@ class Rollout:
 
     @cached_property
     def _pieces(self) -> Pieces | None:
-        return cut(self.first.cpu().numpy(), self.reward.device)
+        return cut(self.first.numpy(), self.reward.device)
 
     def environments(self, index: Tensor) -> Rollout:
-        """The part of some environments."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
-        chosen = {name: value[index] if name == "state" else value[:, index] for name, value in chosen.items()}
-        return replace(self, observation={k: v[:, index] for k, v in self.observation.items()}, **chosen)
+        """The part of some environments, by an index on the CPU."""
+        here = index.to(self.reward.device)
+        chosen = {name: value[:, here] for name, value in self._tensors().items() if name != "state"}
+        chosen |= {"state": self.state[here], "first": self.first[:, index]}
+        return replace(self, observation={k: v[:, here] for k, v in self.observation.items()}, **chosen)
 
     def to(self, device: torch.device) -> Rollout:
         """The same on a device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
-        moved = {name: value.to(device, non_blocking=True) for name, value in moved.items()}
+        moved = {name: value.to(device, non_blocking=True) for name, value in self._tensors().items()}
         return replace(self, observation={k: v.to(device) for k, v in self.observation.items()}, **moved)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """What lives on the device, but for the observation."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "first"}
+        return {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+
     def check(self, network: ActorCritic) -> None:
-        """Raise unless this is what `network` can learn from; names both values of a mismatch."""
+        """Raise unless this is what `network` can learn from; names both values of a mismatch. On the CPU only."""
         steps, tree = self.shape, network.tree
         for name in ("mask", "terminated", "truncated", "next_value", "first", "valid"):
             if getattr(self, name).shape[:2] != steps:
@@ -106,7 +111,7 @@ class Rollout:
                 f"got {tuple(self.state.shape)}"
             )
         check_row_count(tree, self.mask.shape[2], self.observation)
-        check_masks(self.mask.cpu().numpy(), tree.row_names(self.mask.shape[2]))
+        check_masks(self.mask.numpy(), tree.row_names(self.mask.shape[2]))
         self._check_actions(tree)
 
     def _check_actions(self, tree: ActionTree) -> None:
@@ -115,7 +120,7 @@ class Rollout:
         choices[0] = len(tree.matters)
         if tree.pointed >= 0:
             choices[tree.pointer] = self.mask.shape[2] - tree.num_rows
-        outside = (self.action < 0) | (self.action >= torch.tensor(choices, device=self.action.device))
+        outside = (self.action < 0) | (self.action >= torch.tensor(choices))
         if outside.any():
             step, env, head = outside.nonzero()[0].tolist()
             raise ValueError(

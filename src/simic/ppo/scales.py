@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from simic.policy.moments import RunningMoments
+from simic.ppo import losses
 
 
 class ReturnScale(nn.Module):
-    """The running deviation of discounted returns, which rewards are divided by; they are never centred."""
+    """The running deviation of discounted returns, which rewards are divided by; they are never centred.
+
+    It stays on the CPU, where rollouts are made.
+    """
 
     _running: Tensor
 
@@ -23,16 +27,16 @@ class ReturnScale(nn.Module):
     @torch.no_grad()
     def update(self, reward: Tensor, first: Tensor, valid: Tensor) -> None:
         """Take in the rewards (T, N) of a rollout; `first` is True where an episode begins."""
-        paid = (reward * valid).double().cpu().numpy()  # numpy: a loop of tiny steps
-        goes_on = self.gamma * ~first.cpu().numpy()
+        paid = (reward * valid).double().numpy()  # numpy: a loop of tiny steps
+        goes_on = self.gamma * ~first.numpy()
         running = np.zeros(reward.shape[1])
         if self._running.shape == running.shape:
-            running = self._running.cpu().numpy()
+            running = self._running.numpy()
         returns = np.empty_like(paid)
         for step in range(len(paid)):
             running = returns[step] = running * goes_on[step] + paid[step]
-        self._running = torch.from_numpy(running.copy()).to(self._running.device)
-        self.moments.update(torch.from_numpy(returns).to(valid.device)[valid].unsqueeze(1))
+        self._running = torch.from_numpy(running.copy())
+        self.moments.update(torch.from_numpy(returns)[valid].unsqueeze(1))
 
     @property
     def scale(self) -> Tensor:
@@ -56,10 +60,11 @@ class ValueScale(RunningMoments):
         return value * deviation + mean
 
     @torch.no_grad()
-    def learn(self, returns: Tensor, critic: nn.Sequential) -> None:
-        """New units; the critic's last layer is adapted so that every value stays what it was."""
+    def learn(self, returns: Tensor, valid: Tensor, critic: nn.Sequential) -> None:
+        """New units from the returns where `valid`; the critic's last layer is adapted so that every value stays."""
         old_mean, old_deviation = self.units()
-        self.update(returns.reshape(-1, 1))
+        mean, variance = losses.moments(returns.to(self.mean), valid)
+        self._merge(mean.view(1), variance.view(1), valid.sum().to(self.count))
         mean, deviation = self.units()
         last = critic[-1]
         assert isinstance(last, nn.Linear)
