@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+INTEGRATIONS := $(VENV)/.integrations
+PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-all check bench setup clean
+.PHONY: train pretrained test test-slow test-integrations check bench setup clean
 
 train: $(STAMP)
 	$(BIN)/simic train
@@ -23,8 +25,13 @@ pretrained: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -n auto
 
-test-all: $(STAMP)
-	$(BIN)/pytest -m "slow or not slow"
+# Learning, faults and third-party models.
+test-slow: $(STAMP)
+	$(BIN)/pytest -n auto -m slow
+
+# Against the real packages, which are installed for it.
+test-integrations: $(INTEGRATIONS)
+	$(BIN)/pytest -m integrations
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -44,8 +51,12 @@ $(STAMP): pyproject.toml constraints.txt
 	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
 	# Not compiled: most of what is installed is never imported, and compiling it all takes as long as downloading it.
 	$(BIN)/python -m pip install --quiet --no-compile "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev,report]"
+	$(PIP) --editable ".[dev,report]"
 	touch $(STAMP)
+
+$(INTEGRATIONS): $(STAMP)
+	$(PIP) --editable ".[tensorboard,wandb]"
+	touch $(INTEGRATIONS)
 
 clean:
 	rm -rf $(VENV)

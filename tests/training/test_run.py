@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -696,54 +695,3 @@ def test_workers_change_nothing(tmp_path):
         assert tiny.play_run(path, workers=workers, num_groups=3)[0] == 0
     assert (runs[0] / "events.jsonl").read_bytes() == (runs[2] / "events.jsonl").read_bytes()
     assert tiny.same(tiny.kept(runs[0]), tiny.kept(runs[2]))
-
-
-# Mirrors, in a run.
-
-
-class Writer:
-    """Stands in for TensorBoard's; keeps what it is told, until it breaks."""
-
-    broken = False
-
-    def __init__(self, directory: str, purge_step: int) -> None:
-        self.directory, self.purge_step, self.scalars = directory, purge_step, []
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        if self.broken:
-            raise OSError("no space")
-        self.scalars.append((name, value, step))
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.fixture
-def writers(monkeypatch) -> list[Writer]:
-    made: list[Writer] = []
-
-    class Module:
-        @staticmethod
-        def SummaryWriter(directory: str, purge_step: int) -> Writer:
-            made.append(Writer(directory, purge_step))
-            return made[-1]
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Module)
-    return made
-
-
-def test_a_mirror_shows_every_figure_and_goes_on_where_a_resumed_run_does(tmp_path, tiny_task, writers):
-    tiny.play_run(tmp_path, updates=1, tensorboard=True)
-    tiny.play_run(tmp_path, updates=2, tensorboard=True, resume=True)
-    assert [(Path(w.directory), w.purge_step) for w in writers] == [(tmp_path / "tensorboard", n) for n in (0, 1)]
-    for writer, update in zip(writers, tiny.told(tmp_path, Update), strict=True):
-        shown = [(name, value, update.update) for name, value in update.metrics.items() if not math.isnan(value)]
-        assert sorted(writer.scalars) == shown
-
-
-def test_a_mirror_that_fails_does_not_end_the_run(tmp_path, tiny_task, writers, monkeypatch):
-    monkeypatch.setattr(Writer, "broken", True)
-    with pytest.warns(UserWarning, match=r"TensorBoard failed \(no space\) and is left out") as warned:
-        assert tiny.play_run(tmp_path, tensorboard=True)[0] == 0
-    assert len(warned) == 1
-    assert len(tiny.told(tmp_path, Update)) == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +49,7 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MirrorError(f"Weights & Biases is not there: {_REMEDY.format(extra='wandb')}") from None
-    run_id = mirror_id(directory, "wandb", wandb.util.generate_id)
+    run_id = mirror_id(directory, "wandb", lambda: secrets.token_hex(4))
     run: Any = None
 
     def show(event: Event) -> None:
@@ -58,7 +59,7 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
                 project="simic", id=run_id, resume="allow", dir=str(directory), name=directory.name, config=event.config
             )
         elif isinstance(event, Update) and run is not None:
-            run.log(_measured(event), step=event.update)
+            run.log(_measured(event), step=event.update, commit=True)
 
     return _guarded("Weights & Biases", show)
 
