@@ -432,7 +432,8 @@ def test_entropy_is_a_mean_over_decisions_that_left_a_choice():
 
 def alarms_of(agent, batch):
     heads = agent.plain.tree.heads
-    known = dict.fromkeys(("update_count", "gradient_steps", "skipped_steps", "stopped_early"), 0)
+    names = ("update_count", "gradient_steps", "steps_taken", "skipped_steps", "stopped_early", "reward_scale")
+    known = dict.fromkeys(names, 0)
     figures = ratio_figures(agent.network, batch, agent.thresholds)
     return collect_metrics(figures, heads, batch.rollout.shape[1], agent.thresholds, **known)
 
@@ -491,6 +492,27 @@ def test_the_agent_goes_by_the_thresholds_it_is_given(scene):
     strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_high=2.9))
     (alarm,) = alarms_of(strict, far).ratio_alarms
     assert (alarm.step, alarm.env) == (step, env)
+    fallen = replace(batch, log_prob=2 * batch.log_prob - log_prob)  # a third of what it was
+    assert (alarms_of(agent, fallen).ratio_collapsed, alarms_of(agent, fallen).ratio_alarms) == (0.0, ())
+    strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_low=0.4))
+    told = alarms_of(strict, fallen)
+    assert told.ratio_collapsed == pytest.approx(1 / int(batch.free.sum()))
+    assert [(alarm.step, alarm.env) for alarm in told.ratio_alarms] == [(step, env)]
+
+
+def test_the_kl_is_a_mean_over_free_decisions(scene):
+    """Every free decision has become likelier by the same factor: the KL estimate of one is that of all."""
+    agent, batch, entropy_weights, _ = scene
+    available = batch.available.clone()
+    available[3:6] = False  # as if nothing had been left to choose
+    batch = replace(batch, available=available)
+    log_prob = batch.log_prob.clone()
+    log_prob[..., 0] -= 0.3
+    moved = replace(batch, log_prob=log_prob)
+    expected = math.exp(0.3) - 1 - 0.3
+    terms = ppo_terms(agent.network, moved, mean_weights(moved), entropy_weights, UNITS, agent.config)
+    assert terms.kl.item() == pytest.approx(expected, rel=1e-3)
+    assert ratio_figures(agent.network, moved, agent.thresholds)["kl_after"].item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_no_alarm_within_the_bounds_and_none_of_a_forced_decision(scene):

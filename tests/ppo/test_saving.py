@@ -89,6 +89,14 @@ def test_everything_that_matters_is_in_the_state():
     assert paths["/return_scale/_running"].shape == (3,)
 
 
+def test_draws_go_on_where_the_saved_agent_stood():
+    giver, taker = flat_agent(), flat_agent(rng_seed=1)
+    play(giver, 6, 3)  # its generator is somewhere in the middle
+    taker.load_state_dict(giver.state_dict())
+    one, other = (play(agent, 20, 3)[0].action for agent in (giver, taker))
+    assert torch.equal(one, other)
+
+
 def test_an_agent_that_took_over_a_state_shares_nothing_with_it():
     giver, taker = flat_agent(), flat_agent(rng_seed=1)
     giver.update(play(giver, 6, 3)[0])

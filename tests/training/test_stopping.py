@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -95,3 +96,16 @@ with signals.watched():
         code = code.replace("        time.sleep(0)\n    os", "        os")
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=20)
     assert ended.returncode == -getattr(signal, second)
+
+
+def test_in_another_thread_signals_are_left_to_the_program_around():
+    seen = []
+
+    def work() -> None:
+        with StopSignals().watched():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGINT)]

@@ -1,6 +1,6 @@
 """Workers: the same results however many there are and whoever dies; nobody is left behind.
 
-A worker imports torch, which takes seconds: what needs processes is slow.
+A worker imports torch, which takes seconds: most of what needs processes is slow.
 """
 
 import multiprocessing
@@ -63,7 +63,6 @@ def test_results_come_in_the_order_of_the_jobs_and_workers_are_used_again(num_wo
     assert pool.faults == []
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_at_work_changes_nothing_but_is_told(tmp_path):
     pool = WorkerPool(jobs.die_once, 2)
     try:
@@ -157,3 +156,35 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+SCRIPT = """
+import os
+import jobs
+from simic.training.workers import WorkerPool
+
+print("runs", flush=True)
+pool = WorkerPool(jobs.power, 1)
+print([result for result, pid in pool.run(3, [0, 2]) if pid != os.getpid()])
+pool.close()
+"""
+
+
+def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    sources = [str(Path(jobs.__file__).parent), *sys.path]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sources)}
+    return subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_script_needs_no_main_guard(tmp_path):
+    done = run_script(tmp_path / "script.py", SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n")[:2] == ["runs", "[1, 9]"]  # the script ran once
+
+
+def test_a_job_that_only_the_script_knows_is_told_in_one_line(tmp_path):
+    text = SCRIPT.replace('print("runs"', 'class Mine: pass\n\nprint("runs"').replace("[0, 2]", "[Mine()]")
+    done = run_script(tmp_path / "script.py", text)
+    assert "must be defined in a module that can be imported" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1

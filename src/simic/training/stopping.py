@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,7 +32,13 @@ class StopSignals:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While this lasts signals raise; afterwards they do what they did before."""
+        """While this lasts signals raise; afterwards they do what they did before.
+
+        Python hands signals to the main thread alone: a run in another thread leaves them to the program around it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         try:
             yield

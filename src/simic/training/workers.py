@@ -9,13 +9,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 from simic.training.stopping import SIGNALS
@@ -118,7 +121,8 @@ class WorkerPool:
         resource_tracker.ensure_running()  # its own start would let the signals through
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            process.start()
+            with _main_left_alone():
+                process.start()
             there.close()
             self._workers.append(_Worker(process, here))
         finally:
@@ -143,10 +147,10 @@ class WorkerPool:
             index, result, failure = worker.connection.recv()
         except (EOFError, OSError):
             return None
-        worker.job = None
+        job, worker.job = worker.job, None
         if failure is not None:
             self.close()
-            raise WorkerError(f"job {index} failed in a worker:\n{failure}")
+            raise WorkerError(f"job {job} failed in a worker:\n{failure}")
         return index, result
 
     def _replace(self, worker: _Worker, deaths: int) -> None:
@@ -164,6 +168,20 @@ class WorkerPool:
         self._start()
 
 
+@contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Start processes that do not run the user's script again, so that it needs no `if __name__ == "__main__"`.
+
+    multiprocessing imports the main module in every new process; jobs come from modules that are imported by name.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: int) -> None:
     """A worker's life: take a job, answer, until the other end closes."""
     import traceback
@@ -179,6 +197,16 @@ def _serve(connection: Connection, function: Callable[[Any, Any], Any], parent: 
         try:
             index, job, fresh, sent = connection.recv()
         except (EOFError, OSError):
+            return
+        except Exception as error:
+            connection.send(
+                (
+                    -1,
+                    None,
+                    f"a worker could not take its job ({error}): what workers use must be defined "
+                    "in a module that can be imported, not in the script itself; or train with workers = 0",
+                )
+            )
             return
         common = sent if fresh else common
         try:
