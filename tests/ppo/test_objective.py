@@ -507,7 +507,7 @@ def test_the_kl_is_a_mean_over_free_decisions(scene):
     available[3:6] = False  # as if nothing had been left to choose
     batch = replace(batch, available=available)
     log_prob = batch.log_prob.clone()
-    log_prob[..., 0] -= 0.3
+    log_prob[..., 0] -= 0.3 * batch.free
     moved = replace(batch, log_prob=log_prob)
     expected = math.exp(0.3) - 1 - 0.3
     terms = ppo_terms(agent.network, moved, mean_weights(moved), entropy_weights, UNITS, agent.config)
