@@ -149,8 +149,7 @@ class StackedHosts:
     def reset(self, hosts: np.ndarray, rng_seeds: np.ndarray) -> None:
         """Begin new lives in some places: fresh weights, no seeds, nothing remembered."""
         networks = [self._fresh_host(int(rng_seed)) for rng_seed in rng_seeds]
-        for network in networks:
-            check_alike(self._template, network)
+        check_alike(self._template, networks)
         self.rng_seeds[hosts] = rng_seeds
         self.germinations[hosts] = 0
         self.host_gradient_norm[hosts] = np.nan

@@ -53,21 +53,24 @@ def segments_of(host: nn.Module) -> dict[str, nn.Module]:
 # Structure.
 
 
-def check_alike(template: nn.Module, other: nn.Module, maker: str = "make_host") -> None:
-    """Raise unless two networks differ in nothing but the values of their parameters."""
+def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "make_host") -> None:
+    """Raise unless networks differ in nothing but the values of their parameters."""
     rule = f"{maker} must build a new network of the same structure at every call"
-    if set(template.parameters()) & set(other.parameters()):
-        raise ValueError(f"{rule}, got one that shares parameters with an earlier one: build all its layers anew")
-    here, there = _structure(template), _structure(other)
-    if here != there:
-        name = next(key for key in (*here, *there) if here.get(key) != there.get(key))
-        raise ValueError(f"{rule}, got two: {name!r} is {here.get(name, 'missing')}, then {there.get(name, 'missing')}")
-    for (name, one), (_, another) in zip(template.named_buffers(), other.named_buffers(), strict=True):
-        if not torch.equal(one, another):
-            raise ValueError(
-                f"{rule}, got two values of buffer {name!r}: stacked networks share their buffers; make it a "
-                f"parameter or draw it from a fixed seed, {ALONE}"
-            )
+    here, owned, buffers = _structure(template), set(template.parameters()), list(template.buffers())
+    for other in others:
+        if not owned.isdisjoint(other.parameters()):
+            raise ValueError(f"{rule}, got one that shares parameters with an earlier one: build all its layers anew")
+        there = _structure(other)
+        if here != there:
+            name = next(key for key in (*here, *there) if here.get(key) != there.get(key))
+            one, another = (seen.get(name, "missing") for seen in (here, there))
+            raise ValueError(f"{rule}, got two: {name!r} is {one}, then {another}")
+        for (name, buffer), own in zip(other.named_buffers(), buffers, strict=True):
+            if not torch.equal(buffer, own):
+                raise ValueError(
+                    f"{rule}, got two values of buffer {name!r}: stacked networks share their buffers; make it a "
+                    f"parameter or draw it from a fixed seed, {ALONE}"
+                )
 
 
 def _structure(network: nn.Module) -> dict[str, str | tuple]:
@@ -122,8 +125,7 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
 
     Returns which segments overwrite their input.
     """
-    for host in hosts[1:]:
-        check_alike(hosts[0], host)
+    check_alike(hosts[0], hosts[1:])
     example = example_input.expand(len(hosts), *example_input.shape)
     with preserved_rng():
         try:
@@ -144,7 +146,7 @@ def check_branches(name: str, branches: Sequence[nn.Module], site: Site, referen
     with preserved_rng():
         try:
             check_parameters(branches[0])
-            check_alike(branches[0], branches[1], maker="it")
+            check_alike(branches[0], branches[1:], maker="it")
             compare(branches, _module_program, x)
         except ValueError as error:
             raise ValueError(f"{rule}: {error}") from error
