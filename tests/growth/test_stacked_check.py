@@ -52,6 +52,14 @@ class Detached(nn.Sequential):
         return self.head(self.block1(self.stem(x)).detach())
 
 
+class Around(nn.Sequential):
+    """The right output and gradient, but nothing that grows behind the stem would be heard."""
+
+    def forward(self, x):
+        self.stem(x)
+        return self.head(self.block1(F.linear(x, self.stem.weight, self.stem.bias)))
+
+
 class First(nn.Module):
     def __init__(self):
         super().__init__()
@@ -153,6 +161,7 @@ REFUSED = {
     "constant logits": (host(root=ConstantLogits), "the forward of ConstantLogits computes something else"),
     "a parameter beside the segments": (host(root=Scaled), "the forward of Scaled computes something else"),
     "another gradient": (host(root=Detached), "the forward of Detached has another gradient"),
+    "a slot that is not heard": (host(root=Around), "the forward of Around"),
     "hooks of the host": (hooked_root, "the host has hooks"),
     "batch statistics": (host(with_norm), "BatchNorm1d 'block1.1' changes its buffer.*use GroupNorm"),
     "dropout": (host(with_dropout), "Dropout 'block1.1' draws random numbers.*p=0"),
@@ -348,9 +357,11 @@ class Positive(nn.Module):
 
 
 def test_inputs_that_must_be_positive_are_taken_as_they_are():
-    assert stack(host(stem=Positive), example_input=torch.rand(2, 5)).num_hosts == 3
+    # So widely spread that a drawn sample has a negative value, and all outputs would be NaN.
+    example = (3 * torch.randn(2, 5, generator=torch.Generator().manual_seed(0))).exp()
+    assert stack(host(stem=Positive), example_input=example).num_hosts == 3
     with pytest.raises(ValueError, match="the forward of Skip"):
-        stack(host(stem=Positive, root=Skip), example_input=torch.rand(2, 5))
+        stack(host(stem=Positive, root=Skip), example_input=example)
 
 
 def test_the_check_leaves_no_trace():
