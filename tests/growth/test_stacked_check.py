@@ -327,6 +327,13 @@ def test_a_segment_that_works_in_place_leaves_data_and_contributions_alone():
     assert not np.isnan(seen[0][2][:, 0]).any()
 
 
+def test_no_host_at_all_is_refused():
+    with pytest.raises(TypeError, match=r"make_host must return .* got None"):
+        stack(lambda: None)
+    with pytest.raises(ValueError, match="rng_seeds must name at least one host"):
+        stack(host(), rng_seeds=())
+
+
 def test_the_probe_stands_in_for_an_example_of_zeros():
     with pytest.raises(ValueError, match="the forward of Skip"):
         stack(host(root=Skip, stem=lambda: nn.Linear(5, 6, bias=False)), example_input=torch.zeros(2, 5))

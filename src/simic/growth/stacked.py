@@ -72,6 +72,8 @@ class StackedHosts:
     ) -> None:
         self.make_host, self.loss, self.metric = make_host, loss, metric
         self.lifecycle, self.optimizer = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
+        if not len(rng_seeds):
+            raise ValueError("rng_seeds must name at least one host, got none: give one rng seed per host")
         fresh = [self._fresh_host(int(seed)) for seed in rng_seeds]
         self._template = fresh[0]
         segments = segments_of(self._template)

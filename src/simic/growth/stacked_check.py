@@ -47,6 +47,8 @@ _stackable: set[tuple[Blueprint, SlotShape, tuple[int, ...], torch.dtype, torch.
 
 def segments_of(host: nn.Module) -> dict[str, nn.Module]:
     """The children of a host under their names; a module that comes twice is listed twice, as it runs twice."""
+    if not isinstance(host, nn.Module):
+        raise TypeError(f"make_host must return an nn.Sequential of segments, got {host!r}: return the host it builds")
     return {name: child for name, child in host._modules.items() if child is not None}
 
 
