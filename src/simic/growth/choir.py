@@ -87,7 +87,7 @@ def _blended(h: Tensor, voice: Voice) -> Tensor:
     group = voice.group
     own: dict[str, dict[str, Tensor]] = {}
     for part, matrix in group.matrices.items():
-        leaves = matrix.leaves if voice.learns else {name: leaf.detach() for name, leaf in matrix.leaves.items()}
+        leaves = matrix.by_name if voice.learns else {name: leaf.detach() for name, leaf in matrix.by_name.items()}
         own[part] = (
             leaves if voice.rows is None else {name: leaf.index_select(0, voice.rows) for name, leaf in leaves.items()}
         )

@@ -11,10 +11,19 @@ from simic.growth.stacked_optimizer import Moments
 
 
 class ParameterMatrix:
-    """Rows (R, P), and a view (R, *shape) of every named parameter that autograd takes for a leaf."""
+    """Rows (R, P), and a view (R, *shape) of every named parameter that autograd takes for a leaf.
 
-    def __init__(self, rows: Tensor, shapes: Mapping[str, torch.Size], moments: Moments | None = None) -> None:
-        self.shapes = dict(shapes)
+    `aliases` are further names of shared (tied) parameters, each with the name that `shapes` has it under.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        shapes: Mapping[str, torch.Size],
+        moments: Moments | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self.shapes, self.aliases = dict(shapes), dict(aliases or {})
         rows = rows.contiguous()
         self.move_to(rows, Moments.zeros(rows) if moments is None else moments)
 
@@ -28,23 +37,25 @@ class ParameterMatrix:
             view = view if shape else view.squeeze(1)
             self.leaves[name] = view.detach().requires_grad_()
             start += shape.numel()
+        self.by_name = self.leaves | {alias: self.leaves[name] for alias, name in self.aliases.items()}
+        """The leaves under all their names."""
 
     @classmethod
     def of_modules(cls, modules: Sequence[nn.Module], like: Tensor) -> ParameterMatrix:
         """One row per module; all have the same structure."""
         shapes = {name: parameter.shape for name, parameter in modules[0].named_parameters()}
-        return cls(torch.stack([row_of(module, like) for module in modules]), shapes)
+        return cls(torch.stack([row_of(module, like) for module in modules]), shapes, aliases=aliases_of(modules[0]))
 
     def select(self, chosen: Tensor) -> ParameterMatrix:
         """A copy of some rows, with their moments."""
         moments = Moments(*(tensor[chosen] for tensor in self.moments.tensors()))
-        return ParameterMatrix(self.rows[chosen], self.shapes, moments)
+        return ParameterMatrix(self.rows[chosen], self.shapes, moments, self.aliases)
 
     def joined(self, other: ParameterMatrix) -> ParameterMatrix:
         """A copy with the other's rows below."""
         pairs = zip(self.moments.tensors(), other.moments.tensors(), strict=True)
         moments = Moments(*(torch.cat(pair) for pair in pairs))
-        return ParameterMatrix(torch.cat([self.rows, other.rows]), self.shapes, moments)
+        return ParameterMatrix(torch.cat([self.rows, other.rows]), self.shapes, moments, self.aliases)
 
     def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Gradients of the leaves, in their order, as one matrix (R, P); what was not used is zero."""
@@ -57,4 +68,12 @@ class ParameterMatrix:
 
 def row_of(module: nn.Module, like: Tensor) -> Tensor:
     """All parameters of a module as one vector of the dtype and device of `like`."""
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).to(like)
+    parameters = [parameter.detach().flatten() for parameter in module.parameters()]
+    return torch.cat(parameters).to(like) if parameters else like.new_zeros(0)
+
+
+def aliases_of(module: nn.Module) -> dict[str, str]:
+    """Every further name of a parameter that has several, and its first."""
+    first = {parameter: name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[parameter] for name, parameter in every if name != first[parameter]}

@@ -287,15 +287,21 @@ def check_branch(name: str, branch: nn.Module, site: Site, reference: Tensor) ->
     if not any(True for _ in branch.parameters()):
         raise ValueError(f"blueprint {name!r} has no parameters, so its seed could never become more than an identity")
     probe = torch.randn(site.example_shape, device=reference.device, dtype=reference.dtype)
+    given = probe.clone()
     try:
         with torch.no_grad(), undisturbed(branch):
-            output = branch(probe)
+            output = branch(given)
     except Exception as error:
         raise ValueError(f"blueprint {name!r} fails on slot {site.name!r} ({site.shape}): {error}") from error
     if not isinstance(output, Tensor) or output.shape != probe.shape:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
             f"blueprint {name!r} must preserve shape: in slot {site.name!r} it turned {tuple(probe.shape)} into {got}"
+        )
+    if not torch.equal(given, probe):
+        raise ValueError(
+            f"blueprint {name!r} overwrites its input, which is the host's own activation: "
+            "its first layer must not work in place, for instance nn.ReLU() instead of nn.ReLU(inplace=True)"
         )
     if output.count_nonzero():
         raise ValueError(

@@ -21,7 +21,15 @@ from simic.growth.choir import Choir, SeedGroup, Voice, speak
 from simic.growth.matrix import ParameterMatrix, row_of
 from simic.growth.model import check_branch
 from simic.growth.sites import find_sites
-from simic.growth.stacked_layers import part_of, run_stacked
+from simic.growth.stacked_check import (
+    check_alike,
+    check_branches,
+    check_figure,
+    check_hosts,
+    check_parameters,
+    segments_of,
+)
+from simic.growth.stacked_layers import Parameters, part_of, run_segments
 from simic.growth.stacked_optimizer import Learner, OptimizerConfig
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng
@@ -64,19 +72,27 @@ class StackedHosts:
     ) -> None:
         self.make_host, self.loss, self.metric = make_host, loss, metric
         self.lifecycle, self.optimizer = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
-        with preserved_rng():
-            template = make_host()
-        names = [name for name, _ in template.named_children()]
+        if not len(rng_seeds):
+            raise ValueError("rng_seeds must name at least one host, got none: give one rng seed per host")
+        fresh = [self._fresh_host(int(seed)) for seed in rng_seeds]
+        self._template = fresh[0]
+        segments = segments_of(self._template)
+        names = list(segments)
         if list(slot_names) != names[: len(slot_names)] or len(slot_names) >= len(names):
             raise ValueError(f"slots must be the first segments of {names}, with at least one behind, got {slot_names}")
-        self._reference = next(template.parameters()).detach()
-        self.sites = find_sites(template, list(slot_names), example_input)
-        self.segments = list(template.children())
+        check_parameters(self._template)
+        self.segments = list(segments.values())
+        self.sites = find_sites(self._template, list(slot_names), example_input)
+        # Beside a lone host the check needs another one, to tell apart what belongs to which.
+        compared = fresh if len(fresh) > 1 else [*fresh, self._fresh_host(int(rng_seeds[0]) + 1)]
+        self._in_place = check_hosts(compared, self.sites, example_input)
+        self._reference = next(self._template.parameters()).detach()
+        self.hosts = ParameterMatrix.of_modules(fresh, self._reference)
+        self._figures_checked = False
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.rng_seeds = np.array(rng_seeds, dtype=np.int64)
         self.germinations = np.zeros(len(rng_seeds), dtype=np.int64)
         self.life = Slots.dormant(len(rng_seeds), len(self.sites))
-        self.hosts = ParameterMatrix.of_modules([self._fresh_host(int(seed)) for seed in rng_seeds], self._reference)
         self._names = names
         self.groups: dict[_GroupKey, SeedGroup] = {}
         self._checked: set[tuple[int, str]] = set()
@@ -134,14 +150,16 @@ class StackedHosts:
 
     def reset(self, hosts: np.ndarray, rng_seeds: np.ndarray) -> None:
         """Begin new lives in some places: fresh weights, no seeds, nothing remembered."""
+        networks = [self._fresh_host(int(rng_seed)) for rng_seed in rng_seeds]
+        check_alike(self._template, networks)
         self.rng_seeds[hosts] = rng_seeds
         self.germinations[hosts] = 0
         self.host_gradient_norm[hosts] = np.nan
         fresh = Slots.dormant(len(hosts), len(self.sites))
         for name, values in vars(fresh).items():
             getattr(self.life, name)[hosts] = values
-        for host in hosts:
-            self.hosts.rows[host] = row_of(self._fresh_host(int(self.rng_seeds[host])), self._reference)
+        for host, network in zip(hosts, networks, strict=True):
+            self.hosts.rows[host] = row_of(network, self._reference)
         for tensor in self.hosts.moments.tensors():
             tensor[hosts] = 0
         self.follow_life()
@@ -169,6 +187,7 @@ class StackedHosts:
         for part in self._parts:
             plan = self._plan(part.hosts, alpha) if exported else part.plan
             out = self._run(x[part.rows], 0, part.rows, plan)
+            self._check_figures(out, y[part.rows])
             figures.append((vmap(self.loss)(out, y[part.rows]), vmap(self.metric)(out, y[part.rows])))
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics
@@ -229,20 +248,25 @@ class StackedHosts:
         constant: bool = False,
     ) -> Tensor:
         """From segment `start` to the end, for some hosts or all; activations before slots in `keep` go to `kept`."""
-        for index in range(start, len(self.segments)):
+
+        def leaves_of(index: int) -> Parameters:
             leaves = self._segment_leaves[index]
             if constant:
                 leaves = {name: leaf.detach() for name, leaf in leaves.items()}
             if isinstance(hosts, Tensor):
-                leaves = {name: leaf.index_select(0, hosts) for name, leaf in leaves.items()}
-            elif hosts is not None and len(self._parts) > 1:
-                leaves = {name: leaf[hosts] for name, leaf in leaves.items()}
-            x = run_stacked(self.segments[index], leaves, x)
-            if index < len(self.sites):
-                if kept is not None and index in keep:
-                    kept[index] = x.detach()
-                x = speak(x, plan[index])
-        return x
+                return {name: leaf.index_select(0, hosts) for name, leaf in leaves.items()}
+            if hosts is not None and len(self._parts) > 1:
+                return {name: leaf[hosts] for name, leaf in leaves.items()}
+            return leaves
+
+        def behind(index: int, x: Tensor) -> Tensor:
+            if index >= len(self.sites):
+                return x
+            if kept is not None and index in keep:
+                kept[index] = x.detach()
+            return speak(x, plan[index])
+
+        return run_segments(self.segments, leaves_of, x, behind, start=start, in_place=self._in_place)
 
     def _run_behind(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, learns: bool = False) -> Tensor:
         """The rest of the network behind a slot of `hosts`, given their activations and their seeds' alpha (N,)."""
@@ -307,6 +331,13 @@ class StackedHosts:
         heard = part == "branch" or self.lifecycle.incubation != "straight_through"
         return (self.life.alpha[group.hosts, group.slot] > 0) | (in_training & heard)
 
+    def _check_figures(self, out: Tensor, y: Tensor) -> None:
+        """Once, and of two hosts: a loss or metric that cannot judge hosts together raises."""
+        if not self._figures_checked:
+            check_figure("loss", self.loss, out[:2], y[:2])
+            check_figure("metric", self.metric, out[:2], y[:2])
+            self._figures_checked = True
+
     # Structure.
 
     def _fresh_host(self, rng_seed: int) -> nn.Sequential:
@@ -320,11 +351,13 @@ class StackedHosts:
         name, site = self.blueprint_names[blueprint_index], self.sites[slot]
         if site.shape.topology not in get_blueprint(name).topologies:
             raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape})")
-        branch = new_branch(name, site.shape, (int(self.rng_seeds[host]), slot, int(self.germinations[host])))
-        branch.to(self._reference)
-        if (slot, name) not in self._checked:  # once per kind: the check costs a pass
+        entropy = (int(self.rng_seeds[host]), slot, int(self.germinations[host]))
+        branch = new_branch(name, site.shape, entropy).to(self._reference)
+        if (slot, name) not in self._checked:  # once per kind: the checks cost passes
             with preserved_rng():
                 check_branch(name, branch, site, self._reference)
+            other = new_branch(name, site.shape, (*entropy, 1)).to(self._reference)
+            check_branches(name, [branch, other], site, self._reference)
             self._checked.add((slot, name))
         return branch
 
@@ -384,7 +417,7 @@ class StackedHosts:
                 owners.append(group.hosts)
             start += len(group.hosts)
         self._learner = Learner(matrices, entities, owners, self.optimizer)
-        self._segment_leaves = [part_of(self.hosts.leaves, name) for name in self._names]
+        self._segment_leaves = [part_of(self.hosts.by_name, name) for name in self._names]
         self._norm_sum, self._steps = self._reference.new_zeros(start), 0
 
     def _keep(self, key: _GroupKey, stays: np.ndarray) -> None:

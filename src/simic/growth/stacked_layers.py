@@ -1,13 +1,13 @@
 """Layers of N networks run as one: each function takes stacked parameters and stacked activations.
 
 Shapes: N networks, B samples; a parameter is (N, *its own shape), an activation (N, B, *its own shape).
-A module that is not in the table runs under vmap, which is always right and sometimes slow.
+A module that is not in the table runs under vmap: slower, and refused by `stacked_check` where vmap cannot do it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,38 @@ def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     """The outputs of N networks that share the structure of `module` and have parameters of their own."""
     if len(x) == 1 and x.numel() > LARGE:
         return _alone(module, parameters, x)
-    return LAYERS.get(type(module), _vmapped)(module, parameters, x)
+    run = _vmapped if is_customized(module) else LAYERS.get(type(module), _vmapped)
+    return run(module, parameters, x)
+
+
+def run_segments(
+    segments: Sequence[nn.Module],
+    leaves_of: Callable[[int], Parameters],
+    x: Tensor,
+    behind: Callable[[int, Tensor], Tensor],
+    *,
+    start: int = 0,
+    in_place: Collection[int] = (),
+) -> Tensor:
+    """N hosts, segment by segment; `behind` turns a segment's output into the next one's input.
+
+    Segments in `in_place` overwrite their input, so they get a copy: the original may be kept or belong to the data.
+    """
+    for index in range(start, len(segments)):
+        x = x.clone() if index in in_place else x
+        x = behind(index, run_stacked(segments[index], leaves_of(index), x))
+    return x
+
+
+def is_customized(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class says: hooks, or a `forward` of this one instance."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def part_of(parameters: Parameters, name: str) -> Parameters:
@@ -55,6 +86,8 @@ def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
 
 
 def _conv(module: nn.Conv1d | nn.Conv2d, parameters: Parameters, x: Tensor) -> Tensor:
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return _vmapped(module, parameters, x)
     weight, bias = parameters["weight"], parameters.get("bias")
     out = _CONVOLUTIONS[_choose_convolution(module, x)](module, weight, x)
     return out if bias is None else out + bias.view(x.shape[0], 1, -1, *[1] * (x.dim() - 3))
@@ -73,7 +106,7 @@ def _choose_convolution(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> str:
 
 def _plain(module: nn.Conv1d | nn.Conv2d) -> bool:
     odd_and_same = all(k % 2 and p == k // 2 for k, p in zip(module.kernel_size, module.padding, strict=True))
-    return odd_and_same and module.padding_mode == "zeros" and max(module.dilation) == 1
+    return odd_and_same and len(set(module.stride)) == 1 and max(module.dilation) == 1
 
 
 def _grouped(module: nn.Conv1d | nn.Conv2d, weight: Tensor, x: Tensor) -> Tensor:
@@ -171,13 +204,15 @@ def _group_norm(module: nn.GroupNorm, parameters: Parameters, x: Tensor) -> Tens
 
 def _layer_norm(module: nn.LayerNorm, parameters: Parameters, x: Tensor) -> Tensor:
     out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    return _affine(parameters, out, (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1]))
+    normalized = module.normalized_shape
+    return _affine(parameters, out, (x.shape[0], *[1] * (x.dim() - 1 - len(normalized)), *normalized))
 
 
 def _affine(parameters: Parameters, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if "weight" not in parameters:
         return x
-    return torch.addcmul(parameters["bias"].view(shape), x, parameters["weight"].view(shape))
+    weight, bias = parameters["weight"].view(shape), parameters.get("bias")
+    return x * weight if bias is None else torch.addcmul(bias.view(shape), x, weight)
 
 
 def _elementwise(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
@@ -231,14 +266,20 @@ def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor
 
 
 def _alone(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
-    own = {name: parameter.squeeze(0) for name, parameter in parameters.items()}
+    own = {name: parameter.squeeze(0) for name, parameter in _each_once(module, parameters).items()}
     return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
 
 
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     if len(x) == 1:
         return _alone(module, parameters, x)
-    return vmap(lambda own, samples: functional_call(module, own, (samples,)))(dict(parameters), x)
+    own = _each_once(module, parameters)
+    return vmap(lambda own, samples: functional_call(module, own, (samples,)))(own, x)
+
+
+def _each_once(module: nn.Module, parameters: Parameters) -> dict[str, Tensor]:
+    """Parameters under one name each: `functional_call` ties the other names of a shared one itself."""
+    return {name: parameters[name] for name, _ in module.named_parameters()}
 
 
 _CONVOLUTIONS = {"grouped": _grouped, "one by one": _one_by_one, "unfolded": _unfolded}

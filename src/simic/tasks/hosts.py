@@ -1,7 +1,8 @@
 """Host networks: plain Sequentials of named segments, a slot after every segment but the last.
 
 Every segment before the head puts out `width` features, whatever its resolution. Norms see one sample at a time
-(no batch norm), so that hosts can be stacked with vmap. Weights come from torch's global rng: seed it first.
+(no batch norm) and nothing is drawn at random, so that hosts can run stacked; `growth.stacked_check` refuses others.
+Weights come from torch's global rng: seed it first.
 
 Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width); transformer
 tokens (B, L), between segments (B, L, C).
