@@ -99,7 +99,9 @@ class GrowableModel(nn.Module):
         self.germinations = 0
         self._handles: dict[str, Any] = {}
         self.register_state_dict_post_hook(topology.publish_names)
+        self._loaded_under = ""  # the prefix of the last load's names
         self.register_load_state_dict_pre_hook(topology.restore)
+        self.register_load_state_dict_post_hook(topology.publish_incompatible)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -116,6 +118,12 @@ class GrowableModel(nn.Module):
             if name == "host":
                 raise
             return getattr(self.host, name)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's; the seeds become those that the state dict says (see `topology`). A refusal changes nothing."""
+        if isinstance(state_dict, Mapping):
+            state_dict = topology.prepare(self, state_dict, strict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     # What the slots hold.
 
