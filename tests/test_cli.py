@@ -84,6 +84,16 @@ def test_growing_prints_the_table_and_before_and_after(capsys, tmp_path):
     assert program(torch.zeros(5, 1, 8, 8)).shape == (5, 10)  # any number of samples
 
 
+def test_growing_says_which_seeds_the_written_network_lacks(capsys, tmp_path):
+    out, command = tmp_path / "grown.pt2", ["grow", "--task", "digits-mlp", "--host-epochs", "4", "--quiet"]
+    main([*command, "--controller", "random", "--out", str(out)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "leaves out seeds that are not fossils: slot 'block1' (" in said
+    assert ", blending, alpha 0.23); more --host-epochs give them time" in said
+    main([*command, "--controller", "wait"])
+    assert "leaves out" not in capsys.readouterr().out
+
+
 def test_version(capsys):
     main(["version"])
     assert capsys.readouterr().out.strip() == simic.__version__

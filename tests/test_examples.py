@@ -35,6 +35,7 @@ def first_output(model, arguments) -> torch.Tensor:
 
 
 @EVERY_EXAMPLE
+@pytest.mark.filterwarnings("ignore:export leaves out:UserWarning")  # the second seed, by design
 def test_a_seed_lives_its_whole_life(name, capsys):
     """In six host epochs, by a fixed schedule: germinated, blended in, held, fossilised."""
     first, second = {
@@ -62,6 +63,7 @@ def test_a_seed_lives_its_whole_life(name, capsys):
 
 
 @EVERY_EXAMPLE
+@pytest.mark.filterwarnings("ignore:export leaves out:UserWarning")
 def test_the_rule_of_thumb_finds_a_seed_worth_keeping(name, tmp_path):
     """Impatient and lenient, so that few host epochs are enough; the exported network then runs without simic."""
     rule = HeuristicConfig(patience=1, min_improvement=0.5, holding_decisions=1, min_contribution=-1.0, tempo=3)

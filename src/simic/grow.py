@@ -16,7 +16,8 @@ from torch import nn
 
 from simic.control.baselines import Controller
 from simic.control.scheduler import Decision, GrowthScheduler
-from simic.growth.model import GrowableModel
+from simic.growth.export import export_plain, heard_live_seeds, in_words
+from simic.growth.model import GrowableModel, SlotReport
 from simic.lifecycle import Incubation, LifecycleConfig
 from simic.tasks.task import Task, evaluate, make_task
 
@@ -28,6 +29,8 @@ class Grown:
     model: GrowableModel
     plain: nn.Module
     """The exported network: fossils are part of it, seeds whose fate was open are left out."""
+    left_out: tuple[SlotReport, ...]
+    """Those of them that the growing network's output depends on."""
     decisions: list[Decision]
     test_accuracy: float
     """Of the exported network."""
@@ -73,10 +76,11 @@ def grow_host(
             optimizer.step()
         learning_rate.step()
         on_decision(scheduler.step())
-    plain = model.export()
+    plain = export_plain(model)
     return Grown(
         model=model,
         plain=plain,
+        left_out=tuple(heard_live_seeds(model)),
         decisions=scheduler.decisions,
         test_accuracy=evaluate(plain, task, "test")["accuracy"],
     )
@@ -119,6 +123,13 @@ def print_growing(
     console.print(f"test accuracy of {task.name} after {host_epochs} host epochs:")
     console.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {before:,} parameters")
     console.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {after:,} parameters")
+    if grown.left_out:
+        console.print(
+            f"the exported network leaves out seeds that are not fossils: {in_words(grown.left_out)}; "
+            "more --host-epochs give them time",
+            highlight=False,
+            markup=False,
+        )
     if out is not None:
         example = (task.data.train_x[:2],)
         batch = {0: torch.export.Dim.DYNAMIC}

@@ -278,6 +278,82 @@ def test_a_grown_run_can_go_back_to_before_any_growth(tmp_path):
     assert snapshot(scheduler) == before
 
 
+def states_of(scheduler) -> dict[str, Any]:
+    """Every part by its own state dict, as a training script keeps its best moment."""
+    rates = [rate.state_dict() for rate in scheduler.lr_schedulers]
+    parts = {"model": scheduler.model, "growth": scheduler, "optimizer": scheduler.optimizer}
+    return copy.deepcopy({name: part.state_dict() for name, part in parts.items()} | {"rates": rates})
+
+
+def go_back(scheduler, states: dict[str, Any]) -> None:
+    scheduler.model.load_state_dict(states["model"])
+    scheduler.load_state_dict(states["growth"])
+    scheduler.optimizer.load_state_dict(states["optimizer"])
+    for rate, state in zip(scheduler.lr_schedulers, states["rates"], strict=True):
+        rate.load_state_dict(copy.deepcopy(state))
+
+
+@pytest.mark.parametrize("run", [Run(), Run(controller="random", optimizer="sgd"), Run(incubation="shadow")], ids=str)
+@pytest.mark.parametrize("saved_after", [0, 3, 5])
+def test_training_goes_on_from_an_older_topology_as_it_once_did(run, saved_after):
+    """By state dicts, in place: the second time through equals the first bit for bit, seeds and optimizer included."""
+    scheduler = make_scheduler(run)
+    live(scheduler, saved_after)
+    then, states = snapshot(scheduler), states_of(scheduler)
+    live(scheduler, 8)
+    once, decisions = snapshot(scheduler), [str(decision) for decision in scheduler.decisions[-8:]]
+    assert any(report.parameters for report in scheduler.model.growth())
+    go_back(scheduler, states)
+    assert snapshot(scheduler) == then
+    live(scheduler, 8)
+    assert snapshot(scheduler) == once
+    assert [str(decision) for decision in scheduler.decisions[-8:]] == decisions
+
+
+def test_a_file_from_before_growth_brings_back_the_same_training(tmp_path):
+    scheduler = make_scheduler(Run())
+    live(scheduler, 1)
+    assert not list(scheduler.model.seeds)
+    scheduler.save(tmp_path / "run")
+    live(scheduler, 8)
+    once = snapshot(scheduler)
+    assert list(scheduler.model.seeds)
+    scheduler.load(tmp_path / "run")
+    assert not list(scheduler.model.seeds)
+    live(scheduler, 8)
+    assert snapshot(scheduler) == once
+
+
+@pytest.mark.parametrize("preludes", [("none", "three"), ("three", "none"), ("one", "three"), ("three", "one")])
+def test_optimizer_groups_follow_at_once(preludes):
+    """Model and optimizer alone, without the scheduler's state: groups come, go and take the saved order."""
+    saved, other = (make_scheduler(Run(), rates=[]) for _ in range(2))
+    for scheduler, prelude in zip((saved, other), preludes, strict=True):
+        play_prelude(scheduler, prelude)
+    other.model.load_state_dict(copy.deepcopy(saved.model.state_dict()))
+    other.optimizer.load_state_dict(copy.deepcopy(saved.optimizer.state_dict()))
+    assert snapshot(other)["optimizer"] == snapshot(saved)["optimizer"]
+    for scheduler in (saved, other):
+        trained = [parameter for group in scheduler.optimizer.param_groups for parameter in group["params"]]
+        assert set(trained) == set(scheduler.model.parameters())
+        torch.manual_seed(0)
+        scheduler.optimizer.zero_grad()
+        cross_entropy(scheduler.model.train()(X), Y).backward()
+        scheduler.optimizer.step()
+    assert snapshot(other)["weights"] == snapshot(saved)["weights"]
+
+
+def test_groups_follow_a_model_that_went_back_alone():
+    scheduler = make_scheduler(Run())
+    best = copy.deepcopy(scheduler.model.state_dict())
+    play_prelude(scheduler, "three")
+    num_groups = len(scheduler.optimizer.param_groups)
+    scheduler.model.load_state_dict(best)
+    scheduler.step()
+    assert len(scheduler.optimizer.param_groups) == num_groups - 3
+    live(scheduler, 3)
+
+
 @pytest.mark.parametrize("prelude", ["one", "three"])
 def test_the_plain_way_of_torch(prelude):
     """model, growth, optimizer, learning rate: each by its own load_state_dict, whatever the order of germinations."""

@@ -215,11 +215,11 @@ def test_evaluation_leaves_modes_random_streams_and_statistics_alone(incubation)
     train_epoch(scheduler)
     model.host.stem[1].eval()  # a frozen batch norm in a network that trains
     modes = [part.training for part in model.modules()]
-    weights, stream = frozen(dict(model.host.state_dict())), torch.get_rng_state()
+    weights, stream = frozen(dict(model.host.state_dict(prefix="host."))), torch.get_rng_state()
     scheduler.step()
     assert np.isfinite(model.life.contribution).any()
     assert [part.training for part in model.modules()] == modes
-    assert frozen(dict(model.host.state_dict())) == weights
+    assert frozen(dict(model.host.state_dict(prefix="host."))) == weights
     assert torch.equal(torch.get_rng_state(), stream)
 
 

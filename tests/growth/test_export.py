@@ -1,5 +1,7 @@
 """A grown model leaves as a plain nn.Module: same numbers, own names, no simic inside."""
 
+import copy
+import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -101,21 +103,161 @@ def test_every_blueprint_and_style_computes_the_same(topology, blueprint, style,
     torch.testing.assert_close(again(x), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_live_seeds_are_left_out():
+def fossil_and_live_seed(style: str = "linear-add", num_ticks: int = 1) -> tuple[GrowableModel, Tensor, Tensor]:
+    """A model with a fossil in slot 0 and a seed that has been blended in for some ticks in slot 1, an input, and the
+    output without the live seed."""
     x = torch.randn(4, 3)
     model = GrowableModel(mlp_host().eval(), ["0", "1"], example_input=x)
-    model.plant("0", "mlp")
+    model.plant("0", "mlp", alpha=0.7)
     wake(model)
     fossil_only = model(x)
-    model.execute(Action("germinate", "1", "mlp"))
-    model.tick()
+    model.execute(Action("germinate", "1", "mlp", style=style))
+    for _ in range(num_ticks):
+        model.tick()
     with torch.no_grad():
         for parameter in model.seed("1").parameters():
             parameter.add_(0.3)
+    return model, x, fossil_only
+
+
+@pytest.mark.parametrize(("num_ticks", "alpha"), [(1, "0.33"), (3, "1.00")])
+def test_live_seeds_are_left_out_and_named(num_ticks, alpha):
+    model, x, fossil_only = fossil_and_live_seed(num_ticks=num_ticks)
     assert not torch.allclose(model(x), fossil_only)
-    plain = model.export()
+    message = rf"slot '1' \(mlp, blending, alpha {alpha}\); fossilize them first, .*export\(live=\"keep\"\)"
+    with pytest.warns(UserWarning, match=message) as told:
+        plain = model.export()
+    assert told[0].filename == __file__
+    assert "'0'" not in str(told[0].message)  # the fossil is there
     torch.testing.assert_close(plain(x), fossil_only)
     assert not any(name.startswith("1.grown") for name, _ in plain.named_modules())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("num_ticks", [1, 3])
+def test_live_seeds_are_kept_at_their_alpha(style, num_ticks, tmp_path):
+    model, x, fossil_only = fossil_and_live_seed(style, num_ticks)
+    expected = model(x)
+    assert not torch.allclose(expected, fossil_only)
+    plain = model.export(live="keep")
+    torch.testing.assert_close(plain(x), expected)
+    assert plain_modules(plain)
+    torch.save(plain, tmp_path / "plain.pt")
+    for again in (copy.deepcopy(plain), torch.load(tmp_path / "plain.pt", weights_only=False)):
+        torch.testing.assert_close(again(x), expected)
+    torch.testing.assert_close(model(x), expected)  # the model grows on
+    model.tick()
+
+
+@pytest.mark.parametrize("live", ["drop", "keep"])
+def test_a_seed_that_is_not_heard_is_left_out_without_a_word(live):
+    model, x, fossil_only = fossil_and_live_seed(num_ticks=0)
+    plain = model.export(live=live)
+    torch.testing.assert_close(plain(x), fossil_only)
+    assert not any(name.startswith("1.grown") for name, _ in plain.named_modules())
+
+
+def test_live_is_drop_or_keep():
+    model, _, _ = fossil_and_live_seed()
+    with pytest.raises(ValueError, match='live must be "drop" or "keep", got \'all\''):
+        model.export(live="all")
+
+
+# Saves that know the host only.
+
+
+class Pretrained(nn.Sequential):
+    """A host that saves itself in its own way, as those of transformers and PEFT do."""
+
+    save_steps = 10
+
+    def save_pretrained(self, path, *, note: str = "") -> str:
+        torch.save(self.state_dict(), path)
+        return note
+
+    push_to_hub = save = save_pretrained
+
+
+def pretrained_model() -> GrowableModel:
+    return GrowableModel(Pretrained(*mlp_host()).eval(), ["0", "1"], example_input=torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("method", ["save_pretrained", "push_to_hub", "save"])
+@pytest.mark.parametrize("stage", ["live", "fossil"])
+def test_a_save_of_the_host_s_own_is_refused_while_there_are_seeds(method, stage, tmp_path):
+    model, path = pretrained_model(), tmp_path / "host.pt"
+    assert getattr(model, method)(path, note="dormant: the host is all there is") == "dormant: the host is all there is"
+    path.unlink()
+    if stage == "live":
+        model.execute(Action("germinate", "1", "mlp"))
+    else:
+        model.plant("1", "mlp")
+    with pytest.raises(ValueError, match=rf"Pretrained\.{method} would write the host without its seeds in slots 1; "):
+        getattr(model, method)(path)
+    assert not path.exists()
+    assert model.save_steps == 10  # what is no method is the host's, as ever
+    if stage == "live":
+        model.tick()
+        model.execute(Action("prune", "1", alpha_speed=0))
+        getattr(model, method)(path)
+        assert path.exists()
+
+
+@pytest.mark.parametrize("method", ["save_pretrained", "push_to_hub"])
+def test_an_exported_host_refuses_what_from_pretrained_would_lose(method, tmp_path):
+    model, x = pretrained_model(), torch.randn(3, 3)
+    getattr(model.export(), method)(tmp_path / "ungrown")  # nothing to lose
+    model.plant("1", "mlp")
+    wake(model)
+    plain = model.export()
+    assert plain_modules(plain)
+    added = plain.state_dict().keys() - pretrained_model().state_dict().keys()
+    assert added == {name for name in plain.state_dict() if name.startswith("1.grown.branch.")}
+    torch.save(plain, tmp_path / "plain.pt")
+    again = torch.load(tmp_path / "plain.pt", weights_only=False)
+    for each in (plain, copy.deepcopy(plain), again):
+        torch.testing.assert_close(each(x), model(x))
+        with pytest.raises(AssertionError, match=rf"{method} would lose what has grown.*torch\.save\(model, path\)"):
+            getattr(each, method)(tmp_path / "grown", note="any arguments")
+    assert not (tmp_path / "grown").exists()
+    plain.save(tmp_path / "own")  # read back by load_state_dict, which tells what does not fit
+    assert torch.load(tmp_path / "own").keys() == plain.state_dict().keys()
+
+
+def test_a_part_of_an_exported_host_refuses_too():
+    host = nn.Sequential(Pretrained(*mlp_host()), Pretrained(nn.Linear(2, 2))).eval()
+    model = GrowableModel(host, ["0.1"], example_input=torch.ones(2, 3))
+    model.plant("0.1", "mlp")
+    grown, untouched = model.export()
+    with pytest.raises(AssertionError, match="would lose"):
+        grown.save_pretrained(os.devnull)
+    untouched.save_pretrained(os.devnull)
+
+
+def test_the_host_s_own_state_dict_says_that_seeds_are_missing():
+    host = mlp_host()
+    model = GrowableModel(host, ["0", "1"], example_input=torch.ones(2, 3))
+    own = host.state_dict().keys()
+    model.plant("0", "mlp")
+    model.execute(Action("germinate", "1", "mlp"))
+    for alone in (host, copy.deepcopy(host), copy.deepcopy(model).host):
+        with pytest.warns(UserWarning, match="lacks the seeds in slots 0, 1; that of the GrowableModel") as told:
+            assert alone.state_dict().keys() == own
+        assert told[0].filename == __file__
+    nn.Sequential(model).state_dict()  # these have everything
+    nn.Sequential(model.export(live="keep")).state_dict()
+    model.load_state_dict(GrowableModel(mlp_host(), ["0", "1"], example_input=torch.ones(2, 3)).state_dict())
+    host.state_dict()  # no seeds any more
+    assert not host._state_dict_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_traced_model_holds_its_seeds():
+    model, x, fossil_only = fossil_and_live_seed()
+    expected = model(x)
+    assert not torch.allclose(expected, fossil_only)
+    torch.testing.assert_close(torch.jit.trace(model, x)(x), expected)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
 
 
 def test_the_model_itself_is_not_touched():
@@ -327,3 +469,59 @@ def test_onnx(topology, tmp_path):
     session = onnxruntime.InferenceSession(str(tmp_path / "grown.onnx"))
     (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), model.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def tiny_gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=16, vocab_size=11, use_cache=False)
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def grown_gpt2(host: nn.Module, *slots: str) -> GrowableModel:
+    model = GrowableModel(host, slots, example_input={"input_ids": TOKENS}).eval()
+    for slot in slots:
+        model.plant(slot, "mlp")
+    wake(model)
+    return model
+
+
+@pytest.mark.slow
+def test_transformers_loses_nothing_without_a_word(tmp_path):
+    host = tiny_gpt2()
+    model = grown_gpt2(host, "transformer.h.0")
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel\.save_pretrained would write the host without its seeds"):
+        model.save_pretrained(tmp_path / "refused")
+    with pytest.warns(UserWarning, match=r"lacks the seeds in slots transformer\.h\.0"):
+        host.save_pretrained(tmp_path / "host")
+    plain = model.export()
+    for part in (plain, plain.transformer):
+        with pytest.raises(AssertionError, match="save_pretrained would lose what has grown"):
+            part.save_pretrained(tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    torch.save(plain, tmp_path / "plain.pt")
+    again = torch.load(tmp_path / "plain.pt", weights_only=False)
+    torch.testing.assert_close(again(TOKENS).logits, model(TOKENS).logits)
+    model.load_state_dict(GrowableModel(tiny_gpt2(), example_input={"input_ids": TOKENS}).state_dict())
+    model.save_pretrained(tmp_path / "ungrown")
+    fresh = type(host).from_pretrained(tmp_path / "ungrown").eval()
+    torch.testing.assert_close(fresh(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:fan_in_fan_out", "ignore:Could not find a config file"
+)
+def test_peft_loses_nothing_without_a_word(tmp_path):
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(tiny_gpt2(), peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True))
+    model = grown_gpt2(adapted, "base_model.model.transformer.h.0")
+    with pytest.raises(ValueError, match=r"save_pretrained would write the host without its seeds"):
+        model.save_pretrained(tmp_path / "refused")
+    with pytest.warns(UserWarning, match="lacks the seeds in slots"):
+        adapted.save_pretrained(tmp_path / "adapter")
+    plain = model.export()
+    with pytest.raises(AssertionError, match="save_pretrained would lose what has grown"):
+        plain.save_pretrained(tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    torch.testing.assert_close(plain(input_ids=TOKENS).logits, model(input_ids=TOKENS).logits)

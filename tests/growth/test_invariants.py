@@ -213,7 +213,7 @@ def test_a_seed_in_training_learns_and_the_host_does_not_feel_it(kind, blueprint
                 assert other.grad is not None
                 assert torch.equal(mine.grad, other.grad), f"{style}, step {step}: gradient of {name}"
         for name, value in twin.state_dict().items():
-            assert torch.equal(model.host.state_dict()[name], value), f"{style}: {name}"
+            assert torch.equal(model.state_dict()[name], value), f"{style}: {name}"
         assert_agree(model, twin, x, style)
         learned = dict(seed_of(model).branch.named_parameters())
         assert all(not torch.equal(learned[name], newborn[f"branch.{name}"]) for name in last_layer(learned)), style

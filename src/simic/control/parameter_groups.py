@@ -41,6 +41,7 @@ class ParameterGroups:
         self.lr_schedulers = tuple(lr_schedulers)
         self._tended: set[nn.Parameter] = set()  # in the groups of this model's seeds, when they were last in step
         self.sync()
+        optimizer.register_load_state_dict_pre_hook(self._follow_saved)
 
     def sync(self) -> None:
         """Add groups of new seeds, update those whose gate came or went, remove those of seeds that are gone."""
@@ -75,6 +76,15 @@ class ParameterGroups:
             assert seed is not None, f"slot {slot} holds no seed"
             self._add(slot, seed, number)
         self.sync()
+
+    def _follow_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Before the optimizer loads: the groups of the seeds that the model holds now, in the saved order."""
+        self.sync()
+        saved = {group[SLOT_KEY]: group.get(ORDER_KEY, 0) for group in state["param_groups"] if SLOT_KEY in group}
+        alone = len(self._own()) == sum(SLOT_KEY in group for group in self.optimizer.param_groups)
+        present = list(dict.fromkeys(self.seed_order()))
+        if alone and present != list(saved) and set(present) == set(saved):
+            self.rebuild(list(saved), list(saved.values()))
 
     def _own(self) -> list[dict[str, Any]]:
         """Groups of this model's seeds, and of those it held when optimizer and model were last in step."""

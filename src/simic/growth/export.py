@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import fx, nn
@@ -16,15 +18,25 @@ from simic.lifecycle import Stage
 from simic.passes import evaluating, undisturbed
 
 if TYPE_CHECKING:
-    from simic.growth.model import GrowableModel
+    from simic.growth.model import GrowableModel, SlotReport
+
+Live = Literal["drop", "keep"]
+"""What becomes of live seeds at export: they are left out, or become layers at their current alpha."""
+_LAYER = "GrownLayer"
+_READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
+"""Methods whose files `from_pretrained` reads into the plain class, which ignores every tensor it does not know."""
 
 
-def export_plain(model: GrowableModel) -> nn.Module:
-    """A copy of the host in which each fossil belongs to its submodule, in evaluation mode and checked numerically.
+def export_plain(model: GrowableModel, live: Live = "drop") -> nn.Module:
+    """A copy of the host in which each seed belongs to its submodule, in evaluation mode and checked numerically.
 
-    A fossil behind a Sequential becomes its last layer; behind any other submodule it becomes a child that a forward
-    hook applies, so that the submodule keeps its class, its signature and its parameter names.
+    A seed behind a Sequential becomes its last layer; behind any other submodule it becomes a child that a forward
+    hook applies, so that the submodule keeps its class, its signature and its parameter names. Seeds are fossils and,
+    with live="keep", live ones that are heard.
     """
+    if live not in get_args(Live):
+        raise ValueError(f'live must be "drop" or "keep", got {live!r}')
+    dropped = {report.slot for report in heard_live_seeds(model)} if live == "drop" else set()
     twin = copy.deepcopy(model)
     seeds = {site: twin.seed(site.name) for site in twin.sites}
     for site, seed in seeds.items():
@@ -32,10 +44,57 @@ def export_plain(model: GrowableModel) -> nn.Module:
             twin._detach(site)
     plain = twin.host.eval()
     for index, (site, seed) in enumerate(seeds.items()):
-        if seed is not None and model.life.stage[0, index] == Stage.FOSSILIZED:
+        fossil = model.life.stage[0, index] == Stage.FOSSILIZED
+        if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
             _graft(plain.get_submodule(site.name), site, seed)
-    _verify(model, plain)
+    _verify(model, plain, dropped)
+    _refuse_lossy_saves(plain)
     return plain
+
+
+def heard_live_seeds(model: GrowableModel) -> list[SlotReport]:
+    """Seeds whose fate is open and that the output depends on: what export leaves out unless told to keep it."""
+    is_live = dict(zip(model.slot_names, model.life.live[0], strict=True))
+    return [report for report in model.growth() if is_live[report.slot] and report.alpha > 0]
+
+
+def warn_of_dropped(model: GrowableModel) -> None:
+    """Tell the caller of `model.export()` what it left out."""
+    if dropped := heard_live_seeds(model):
+        warnings.warn(
+            f"export leaves out seeds that are not fossils: {in_words(dropped)}; fossilize them first, or take them "
+            'as they are with export(live="keep")',
+            stacklevel=3,
+        )
+
+
+def in_words(reports: Iterable[SlotReport]) -> str:
+    """Seeds in one line: slot, blueprint, stage and alpha of each."""
+    return "; ".join(f"slot {r.slot!r} ({r.blueprint}, {r.stage}, alpha {r.alpha:.2f})" for r in reports)
+
+
+def _refuse_lossy_saves(plain: nn.Module) -> None:
+    """Let methods raise that would write what `from_pretrained` then drops, on every part that holds a grown layer."""
+    for part in plain.modules():
+        if any(isinstance(inner, fx.GraphModule) and type(inner).__name__ == _LAYER for inner in part.modules()):
+            for name in _READ_BACK_BY_CLASS:
+                if callable(getattr(type(part), name, None)):
+                    vars(part)[name] = _raising(
+                        f"{name} would lose what has grown: {type(part).__name__}.from_pretrained drops weights that "
+                        "the class does not have; keep the network whole with torch.save(model, path) or "
+                        "torch.export.save(torch.export.export(model, example), path)"
+                    )
+
+
+def _raising(message: str) -> fx.GraphModule:
+    """A callable that raises, made of torch alone: it is saved with the model and needs no simic when it is loaded."""
+    graph = fx.Graph()
+    args = graph.placeholder("*args")
+    graph.placeholder("**kwargs")
+    # Always false, yet an expression of an input: torch traces a saved graph anew when it loads it.
+    is_none = graph.call_function(operator.eq, (args, None))
+    graph.output(graph.call_function(torch._assert, (is_none, message)))
+    return fx.GraphModule({}, graph, "Refusal")
 
 
 def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:
@@ -55,7 +114,7 @@ def _plain_layer(seed: Seed) -> fx.GraphModule:
     """x -> the blended activation."""
     graph = fx.Graph()
     graph.output(_blend(graph, graph.placeholder("x"), seed))
-    return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+    return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
 
 
 def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
@@ -66,7 +125,7 @@ def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
     output = graph.placeholder("output")
     if container == "tensor":
         graph.output(_blend(graph, output, seed))
-        return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+        return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
     blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed)
     rest = graph.call_function(operator.getitem, (output, slice(1, None)))
     if container in ("tuple", "list"):
@@ -75,7 +134,7 @@ def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
     else:
         graph.erase_node(rest)
         graph.output(graph.call_method("_replace", (output,), {container: blended}))
-    return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
+    return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
 
 
 def _blend(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
@@ -105,12 +164,12 @@ def _without_simic(module: nn.Module) -> nn.Module:
     return traced
 
 
-def _verify(model: GrowableModel, plain: nn.Module) -> None:
+def _verify(model: GrowableModel, plain: nn.Module, dropped: Iterable[str]) -> None:
     with ExitStack() as stack:
         for context in (undisturbed(model), evaluating(model), undisturbed(plain), evaluating(plain)):
             stack.enter_context(context)
-        for index in (model.life.live[0]).nonzero()[0]:
-            stack.enter_context(model.switched_off(model.slot_names[index]))
+        for slot in dropped:
+            stack.enter_context(model.switched_off(slot))
         expected = list(tensors(call(model, model.example_input)))
         try:
             got = list(tensors(call(plain, model.example_input)))

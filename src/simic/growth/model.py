@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from simic.actions import STYLES, Action, Op
 from simic.growth import topology
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
-from simic.growth.export import export_plain
+from simic.growth.export import Live, export_plain, warn_of_dropped
+from simic.growth.host_saves import guarded, watch_state_dict
 from simic.growth.incubation import shadow_loss, speaking_with
 from simic.growth.seed import Seed
 from simic.growth.sites import (
@@ -84,7 +85,7 @@ class GrowableModel(nn.Module):
             raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        reserved = {topology.GROWTH_KEY, "seeds"} & {name.partition(".")[0] for name in model.state_dict()}
+        reserved = {topology.GROWTH_KEY, "seeds"} & {name.split(".")[1] for name in model.state_dict(prefix="host.")}
         if reserved:
             raise ValueError(f"the host's own {sorted(reserved)} would clash with the names of grown parts; rename it")
         self.sites = find_sites(model, slots, example_input)
@@ -99,7 +100,9 @@ class GrowableModel(nn.Module):
         self.germinations = 0
         self._handles: dict[str, Any] = {}
         self.register_state_dict_post_hook(topology.publish_names)
+        self._loaded_under = ""  # the prefix of the last load's names
         self.register_load_state_dict_pre_hook(topology.restore)
+        self.register_load_state_dict_post_hook(topology.publish_incompatible)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -115,7 +118,13 @@ class GrowableModel(nn.Module):
         except AttributeError:
             if name == "host":
                 raise
-            return getattr(self.host, name)
+            return guarded(self, name, getattr(self.host, name))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's; the seeds become those that the state dict says (see `topology`). A refusal changes nothing."""
+        if isinstance(state_dict, Mapping):
+            state_dict = topology.prepare(self, state_dict, strict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     # What the slots hold.
 
@@ -221,9 +230,15 @@ class GrowableModel(nn.Module):
         pupils = [(self._present(self.slot_names[i]), float(self.life.alpha_target[0, i])) for i in in_training]
         return shadow_loss(self, pupils, closure) if pupils else closure()
 
-    def export(self) -> nn.Module:
-        """A plain copy in evaluation mode, independent of simic: fossils are part of it, live seeds are left out."""
-        return export_plain(self)
+    def export(self, *, live: Live = "drop") -> nn.Module:
+        """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
+
+        Live seeds are left out, with a warning if the output depends on them; `live="keep"` takes them at their alpha.
+        """
+        plain = export_plain(self, live)
+        if live == "drop":
+            warn_of_dropped(self)
+        return plain
 
     def _present(self, slot: str) -> Seed:
         if slot not in self.slot_names:
@@ -260,11 +275,13 @@ class GrowableModel(nn.Module):
         self.seeds = nn.ModuleDict({key: present[key] for key in keys if key in present})
         hook = _SlotHook(site, seed)
         self._handles[site.name] = self.host.get_submodule(site.name).register_forward_hook(hook)
+        watch_state_dict(self.host, has_seeds=True)
         _forget_compiled()
 
     def _detach(self, site: Site) -> None:
         del self.seeds[topology.seed_key(site.name)]
         self._handles.pop(site.name).remove()
+        watch_state_dict(self.host, has_seeds=bool(self.seeds))
         _forget_compiled()
 
     def _follow_life(self) -> None:

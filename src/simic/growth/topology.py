@@ -1,17 +1,33 @@
 """Which seed grows where, inside a state dict: the host's names stay its own, and loading rebuilds seeds first.
 
 A grown model's state dict holds the host's tensors under their own names, the seeds' under `seeds.<slot>.`, and
-under `growth` a JSON text as bytes that says which slot holds what. All values are tensors.
+under `growth` a JSON text as bytes that says which slot holds what. All values are tensors. As long as nothing has
+grown the keys are the host's alone, and the same text stands in the state dict's metadata, where torch keeps version
+numbers; `copy.deepcopy`, `torch.save` and `torch.load` preserve it.
+
+Loading makes the model hold what the state dict says, older topologies included:
+
+| the state dict                              | `strict=True`                           | `strict=False`     |
+|---------------------------------------------|-----------------------------------------|--------------------|
+| says what grows                             | seeds are added, changed and removed    | likewise           |
+| says nothing (a host's own, or a plain copy | a model without seeds; if some are      | the seeds are kept |
+| of an ungrown model's)                      | removed by that, a warning names them   |                    |
+
+A GrowableModel inside another module cannot see `strict`: there a state dict that says nothing keeps the seeds, and
+torch reports their tensors as missing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import is_tensor_like
 
 from simic.actions import STYLES
 from simic.growth.seed import Seed
@@ -36,29 +52,68 @@ def seed_key(slot: str) -> str:
 def publish_names(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """State-dict hook: give the host's tensors their own names and add the growth record."""
     _rename(state_dict, {key: prefix + key.removeprefix(prefix + _HOST) for key in _under(state_dict, prefix + _HOST)})
-    if (model.life.stage != Stage.DORMANT).any() or model.germinations:
+    if _has_grown(model):
         state_dict[prefix + GROWTH_KEY] = growth_record(model)
+    else:
+        local_metadata[GROWTH_KEY] = json.dumps(_describe(model), allow_nan=False)
 
 
 def growth_record(model: GrowableModel) -> Tensor:
     """Which slot holds what, as the bytes of a JSON text."""
-    text = json.dumps(_describe(model), allow_nan=False).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return _as_tensor(_describe(model))
 
 
-def restore(
-    model: GrowableModel, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *_: Any
-) -> None:
-    """Load hook: check everything, then rebuild the seeds; torch then copies the weights. A refusal changes nothing."""
+def prepare(model: GrowableModel, state_dict: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
+    """What `load_state_dict` is to load, checked before anything changes.
+
+    Torch's hooks are not told whether a load is strict, so this is decided before they run.
+    """
+    metadata = {name: dict(entry) for name, entry in (getattr(state_dict, "_metadata", None) or {}).items()}
+    prepared = OrderedDict(state_dict)
+    if metadata:  # a copy: torch notes `assign` in it
+        prepared._metadata = metadata  # pyright: ignore[reportAttributeAccessIssue]
+    if not strict:
+        return prepared
+    says_nothing = GROWTH_KEY not in prepared and GROWTH_KEY not in metadata.get("", {})
+    if says_nothing and _has_grown(model):
+        prepared[GROWTH_KEY] = _as_tensor(_dormant(model))
+    expected = _expected_tensors(model, _plan(model, prepared, metadata.get("", {}))[1])
+    _check_names(expected, prepared)
+    _check_shapes(expected, prepared)
+    removed = [slot for slot in model.slot_names if model.seed(slot) is not None]
+    if says_nothing and removed:
+        warnings.warn(
+            f"the state dict says nothing of growth, so the seeds in slots {', '.join(removed)} are removed; "
+            "to load host weights and keep the seeds, use strict=False",
+            stacklevel=3,
+        )
+    return prepared
+
+
+def restore(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *_: Any) -> None:
+    """Load hook: check, then rebuild the seeds; torch then copies the weights. A refusal changes nothing."""
     public = {key.removeprefix(prefix): key for key in _under(state_dict, prefix)}
-    record = _read_record(model, state_dict.pop(public.pop(GROWTH_KEY))) if GROWTH_KEY in public else None
-    seeds = _planned_seeds(model, record) if record else {site.name: model.seed(site.name) for site in model.sites}
-    expected = _expected_tensors(model.host, seeds)
-    _check_tensors(expected, {name: state_dict[key] for name, key in public.items()}, strict)
+    tensors = {name: state_dict[key] for name, key in public.items()}
+    record, seeds = _plan(model, tensors, local_metadata)
+    _check_shapes(_expected_tensors(model, seeds), tensors)
+    if GROWTH_KEY in public:
+        del state_dict[public.pop(GROWTH_KEY)]
     own = {key: prefix + _HOST + name for name, key in public.items() if not name.startswith(_SEEDS)}
     _rename(state_dict, own)
-    if record:
+    if record is not None:
         _commit(model, record, seeds)
+    model._loaded_under = prefix
+
+
+def publish_incompatible(model: GrowableModel, incompatible: Any) -> None:
+    """Load hook, called last: name what is missing or unexpected as the state dict does."""
+    inner = model._loaded_under + _HOST
+    for keys in (incompatible.missing_keys, incompatible.unexpected_keys):
+        keys[:] = [model._loaded_under + key.removeprefix(inner) if key.startswith(inner) else key for key in keys]
+
+
+def _has_grown(model: GrowableModel) -> bool:
+    return bool((model.life.stage != Stage.DORMANT).any() or model.germinations)
 
 
 def _under(state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -82,15 +137,39 @@ def _describe(model: GrowableModel) -> dict[str, Any]:
     }
 
 
+def _dormant(model: GrowableModel) -> dict[str, Any]:
+    """The record of this model before any growth."""
+    return _describe(model) | {"germinations": 0, "life": Slots.dormant(1, len(model.sites)).state_dict()}
+
+
+def _as_tensor(record: dict[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(record, allow_nan=False).encode()), dtype=torch.uint8)
+
+
 def _slot_table(model: GrowableModel) -> list[list]:
     return [[s.name, s.shape.topology, s.shape.features, s.shape.dims] for s in model.sites]
+
+
+def _plan(
+    model: GrowableModel, tensors: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, dict[str, Seed | None]]:
+    """The growth record, None where there is none, and the seeds that the model is then to hold."""
+    if GROWTH_KEY in tensors:
+        record = _read_record(model, tensors[GROWTH_KEY])
+    elif GROWTH_KEY in metadata:
+        record = _read_dormant(model, metadata[GROWTH_KEY])
+    else:
+        return None, {site.name: model.seed(site.name) for site in model.sites}
+    return record, _planned_seeds(model, record)
 
 
 def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
     try:
         record = json.loads(bytes(value.cpu().numpy().tobytes()))
         found = record["version"]
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        if found == VERSION:
+            _check_life(record)
+    except (AttributeError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
     if found != VERSION:
         raise ValueError(f"the growth record has format version {found}, this simic reads version {VERSION}")
@@ -100,6 +179,22 @@ def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
                 f"the checkpoint's {name} are {record[name]}, this model's are {here}; build it the same way"
             )
     return record
+
+
+def _check_life(record: dict[str, Any]) -> None:
+    """Raise one of several errors unless the slots make sense; what can be read can be committed."""
+    life = Slots.from_state_dict(record["life"])
+    if any(values.shape != (1, len(record["slots"])) for values in vars(life).values()):
+        raise ValueError("not one value per slot")
+    _ = [Stage(stage) for stage in life.stage[0]], [STYLES[style] for style in life.style[0]]
+    _ = [record["blueprints"][index] for index in life.blueprint[0]], int(record["germinations"]), record["incubation"]
+
+
+def _read_dormant(model: GrowableModel, text: str) -> dict[str, Any]:
+    """The record of a model that never grew: it fits any slots, and those it knows keep their age."""
+    record = json.loads(text)
+    same = all(record.get(name) == value for name, value in (("version", VERSION), ("slots", _slot_table(model))))
+    return record if same else _dormant(model)
 
 
 def _planned_seeds(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed | None]:
@@ -123,27 +218,33 @@ def _planned_seeds(model: GrowableModel, record: dict[str, Any]) -> dict[str, Se
     return planned
 
 
-def _expected_tensors(host: nn.Module, seeds: dict[str, Seed | None]) -> dict[str, Any]:
-    tensors = dict(host.state_dict())
+def _expected_tensors(model: GrowableModel, seeds: dict[str, Seed | None]) -> dict[str, Any]:
+    tensors = {key.removeprefix(_HOST): value for key, value in model.host.state_dict(prefix=_HOST).items()}
     for slot, seed in seeds.items():
         if seed is not None:
             tensors |= {f"{_SEEDS}{seed_key(slot)}.{name}": value for name, value in seed.state_dict().items()}
     return tensors
 
 
-def _check_tensors(expected: dict[str, Any], found: dict[str, Any], strict: bool) -> None:
-    problems: list[str] = []
-    if strict:
-        problems += [f"missing {name}" for name in _first(expected.keys() - found.keys())]
-        problems += [f"unexpected {name}" for name in _first(found.keys() - expected.keys())]
-    problems += [
-        f"{name} has shape {tuple(found[name].shape)}, the model's is {tuple(expected[name].shape)}"
-        for name in _first(
-            name
-            for name in expected.keys() & found.keys()
-            if isinstance(expected[name], Tensor) and getattr(found[name], "shape", None) != expected[name].shape
-        )
-    ]
+def _check_names(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    missing, unexpected = expected.keys() - found.keys(), found.keys() - expected.keys() - {GROWTH_KEY}
+    _refuse([f"missing {name}" for name in _first(missing)] + [f"unexpected {name}" for name in _first(unexpected)])
+
+
+def _check_shapes(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    common = {name for name in expected.keys() & found.keys() if isinstance(expected[name], Tensor)}
+    foreign = {name for name in common if not is_tensor_like(found[name])}
+    unlike = {name for name in common - foreign if found[name].shape != expected[name].shape}
+    _refuse(
+        [f"{name} is a {type(found[name]).__name__}, not a tensor" for name in _first(foreign)]
+        + [
+            f"{name} has shape {tuple(found[name].shape)}, the model's is {tuple(expected[name].shape)}"
+            for name in _first(unlike)
+        ]
+    )
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise ValueError("the state dict does not fit this model: " + "; ".join(problems))
 
