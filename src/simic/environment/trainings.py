@@ -24,7 +24,7 @@ from simic.lifecycle import LifecycleConfig
 from simic.rewards.facts import StepFacts
 from simic.rewards.gaming import GamingMemory, detect
 from simic.rewards.schemes import RewardBreakdown, RewardConfig, reward
-from simic.slots import Slots
+from simic.slots import Slots, note_contributions, to_measure
 from simic.tasks.task import Task
 
 EVALUATION_CHUNK = 256
@@ -114,12 +114,15 @@ class HostTrainings:
         self.hosts.tick()
         train_loss = self._train()
         self.hosts.report_gradients()
-        val_loss, metric = self._validate()
+        val_loss, metric, switched = self._attribute()
+        measured = to_measure(self.hosts.life)
         self._decision += 1
         # A seed that leaves may take much of the host's skill with it, on purpose: what was usual before is no measure.
         self.governor.reset(np.flatnonzero((self.hosts.life.alpha < before.alpha).any(1)))
         verdict = self._govern(val_loss, train_loss)
         broken = verdict != Verdict.OK
+        # What was measured in a broken network says nothing of the one that was restored.
+        note_contributions(self.hosts.life, measured & ~broken[:, None], metric, switched)
         final = (self._decision >= self.episode.horizon) & ~broken
         if final.any() or broken.any():
             self._judge_exported(final | broken, val_loss, metric)
@@ -186,19 +189,8 @@ class HostTrainings:
             total += self.hosts.train_step(x, y, rate)
         return _numbers(total / self.data.steps_per_host_epoch)
 
-    def _validate(self) -> tuple[np.ndarray, np.ndarray]:
-        """Validation loss and metric (N,); every live seed's contribution goes into the slots."""
-        life = self.hosts.life
-        loss, metric, flipped = self._attribute()
-        speaking = life.live & (life.alpha > 0)
-        measured = ~np.isnan(flipped)
-        contribution = np.where(speaking, metric[:, None] - flipped, flipped - metric[:, None])
-        life.contribution[measured] = contribution[measured]
-        life.counterfactual[measured] = ~speaking[measured]
-        life.contribution_age[measured] = 0
-        return loss, metric
-
     def _attribute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Validation loss and metric (N,), and the metric with each seed to measure switched the other way (N, S)."""
         loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
         flipped = np.zeros(self.hosts.life.stage.shape)
         for x, y, weight in self._chunks("validation"):
