@@ -22,8 +22,7 @@ from simic.growth.stacked import StackedHosts
 from simic.growth.stacked_optimizer import OptimizerConfig
 from simic.lifecycle import LifecycleConfig
 from simic.rewards.facts import StepFacts
-from simic.rewards.gaming import GamingMemory, detect
-from simic.rewards.schemes import RewardBreakdown, RewardConfig, reward
+from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
 from simic.slots import Slots, note_contributions, to_measure
 from simic.tasks.task import Task
 
@@ -42,8 +41,6 @@ class Outcome:
     """The episode is over, at its horizon or by the governor; nothing follows that a value could stand for."""
     verdict: np.ndarray
     """What the governor said: codes of `governor.Verdict`."""
-    gaming: dict[str, np.ndarray]
-    """Suspicions of gaming, by reason (N, S)."""
     attribution: EpisodeAttribution | None
     """How the seeds, live ones included, share the validation metric, where an episode reached its horizon."""
 
@@ -80,13 +77,12 @@ class HostTrainings:
         self.snapshot = Snapshot(self.hosts)
         self._rate = np.array([own.learning_rate for own in drawn])
         self._blueprint_parameters = self.hosts.blueprint_table()
-        n, s = self.hosts.life.stage.shape
+        n = self.hosts.num_hosts
         self._decision = np.zeros(n, dtype=np.int64)
         self._previous_action = np.zeros((n, len(HEADS)), dtype=np.int64)
         self._history = {name: np.full((n, HISTORY), np.nan) for name in FIGURES}
         self._first = np.zeros((2, n))  # loss and metric at the start of the episode
         self._earned = np.zeros(n)
-        self._gaming = GamingMemory.empty(n, s)
         self._begin(np.arange(n))
 
     @property
@@ -130,14 +126,12 @@ class HostTrainings:
         self._previous_action = actions.copy()
         facts = self._step_facts(actions, before, figures_before, final, broken)
         breakdown = reward(facts, self.reward)
-        gaming, self._gaming = detect(facts, self._gaming)
-        self._earned += breakdown.total
+        self._earned = earned_next(self._earned, breakdown, self.reward.gamma)
         return Outcome(
             facts=self.facts(),
             reward=breakdown,
             ended=final | broken,
             verdict=verdict,
-            gaming=gaming,
             attribution=self._attribute_seeds(final) if final.any() and self.episode.attribute_at_end else None,
         )
 
