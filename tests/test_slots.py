@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from simic.actions import HEADS, STYLES, Action, Op
 from simic.lifecycle import INCUBATIONS, NEXT, IllegalActionError, LifecycleConfig, Stage, check_transition
-from simic.slots import RULES, Slots, execute, legal_ops, tick
+from simic.slots import CONTRIBUTION_LIMIT, RULES, Slots, execute, legal_ops, note_contributions, tick, to_measure
 
 NAN, INF = float("nan"), float("inf")
 FIELDS = [field.name for field in fields(Slots)]
@@ -252,6 +252,60 @@ def test_measurements_end_with_their_seed():
         np.testing.assert_array_equal(getattr(life.slots, name), getattr(empty, name), err_msg=name)
 
 
+# What is measured when.
+
+
+def planted(*stages: Stage, **figures) -> Slots:
+    """One host with these stages in its slots; seeds that are in or past blending are fully in."""
+    slots = Slots.dormant(1, len(stages))
+    slots.stage[0], slots.blueprint[0], slots.alpha_target[0] = stages, 0, 1.0
+    slots.alpha[0] = [stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED) for stage in stages]
+    for name, values in figures.items():
+        getattr(slots, name)[0] = values
+    return slots
+
+
+FOSSIL = Stage.FOSSILIZED
+
+
+def test_every_live_seed_and_the_fossil_of_the_oldest_measurement_are_measured():
+    stages = (FOSSIL, Stage.HOLDING, FOSSIL, Stage.TRAINING, Stage.GERMINATED, Stage.DORMANT, FOSSIL)
+    slots = planted(*stages, contribution_age=(1, 9, 4, 9, 9, 9, 4))
+    assert to_measure(slots)[0].tolist() == [False, True, True, True, False, False, False]
+    assert not to_measure(planted(Stage.DORMANT, Stage.PRUNED)).any()
+
+
+def test_fossils_take_turns_and_none_is_forgotten():
+    slots, config, turns = planted(FOSSIL, Stage.DORMANT, FOSSIL, FOSSIL), LifecycleConfig(), []
+    for decision in range(9):
+        tick(slots, config)
+        measured = to_measure(slots)
+        note_contributions(slots, measured, np.array([0.9]), np.full((1, 4), 0.9 - decision / 100))
+        turns.append(int(np.flatnonzero(measured)[0]))
+        if decision >= 2:
+            assert slots.contribution_age[0, [0, 2, 3]].max() == 2
+            told = decision - slots.contribution_age[0, [0, 2, 3]]
+            assert slots.contribution[0, [0, 2, 3]] == pytest.approx(told / 100), "each by its own last measurement"
+    assert turns == [0, 2, 3] * 3
+
+
+def test_contributions_by_hand():
+    slots = planted(Stage.HOLDING, Stage.TRAINING, FOSSIL, FOSSIL, contribution=0.7, contribution_age=5)
+    measured = np.array([[True, True, True, False]])
+    note_contributions(slots, measured, np.array([0.8]), np.array([[0.5, 0.9, 0.85, 0.1]]))
+    assert slots.contribution[0] == pytest.approx([0.3, 0.1, -0.05, 0.7])
+    assert slots.counterfactual[0].tolist() == [False, True, False, False]
+    assert slots.contribution_age[0].tolist() == [0, 0, 0, 5]
+
+
+def test_a_network_that_breaks_without_its_seed_owes_it_everything():
+    slots = planted(Stage.HOLDING, Stage.TRAINING, FOSSIL)
+    note_contributions(slots, np.ones((1, 3), dtype=bool), np.array([0.8]), np.array([[NAN, NAN, -INF]]))
+    assert slots.contribution[0].tolist() == [CONTRIBUTION_LIMIT, -CONTRIBUTION_LIMIT, CONTRIBUTION_LIMIT]
+    note_contributions(slots, np.ones((1, 3), dtype=bool), np.array([-INF]), np.full((1, 3), NAN))
+    assert np.isnan(slots.contribution).all(), "both broken: nothing is known"
+
+
 def test_a_refusal_names_host_slot_stage_and_rule():
     slots, config = Slots.dormant(2, 2), LifecycleConfig()
     rows = np.zeros((2, len(HEADS)), dtype=np.int64)
@@ -454,3 +508,14 @@ def test_a_copy_is_independent():
     slots = Slots.dormant(1, 2)
     slots.copy().alpha[:] = 1.0
     assert_same(slots, Slots.dormant(1, 2))
+
+
+@settings(max_examples=50)
+@given(lives())
+def test_no_measurement_of_a_fossil_gets_older_than_its_host_has_fossils(life):
+    def observe(slots: Slots, rows: np.ndarray, config: LifecycleConfig) -> None:
+        note_contributions(slots, to_measure(slots), np.full(NUM_HOSTS, 0.5), np.full(slots.stage.shape, 0.4))
+        fossil = slots.stage == FOSSIL
+        assert (np.where(fossil, slots.contribution_age, 0).max(1) <= np.maximum(fossil.sum(1) - 1, 0)).all()
+
+    play(life, observe)

@@ -47,7 +47,8 @@ class RunConfig:
     group_size: int = 16
     """Hosts of a group, trained as one tensor program."""
     twins: bool = True
-    """Whether each host has a twin that never grows, and what counts is what the host gains over it."""
+    """Whether each host has a twin that never grows, and what counts is what the host gains over it. Without twins
+    gaming is not detected."""
     num_tasks: int = 0
     """Tasks that groups take turns at; 0 draws a new one for every group."""
     workers: int = 2

@@ -22,9 +22,12 @@ def _lookup(*stages: Stage) -> np.ndarray:
 
 
 _LIVE, _BLENDING, _TRAINING = _lookup(*LIVE), _lookup(Stage.BLENDING), _lookup(Stage.TRAINING)
+_FOSSIL = _lookup(Stage.FOSSILIZED)
 _FOLLOWS = np.array([[new in NEXT[old] for new in Stage] for old in Stage])
 _STYLE_CURVE = np.array([CURVES.index(style.curve) for style in STYLES])
 _SLOT, _BLUEPRINT, _STYLE, _TEMPO, _TARGET, _SPEED, _CURVE = range(1, len(HEADS))
+CONTRIBUTION_LIMIT = 1e6
+"""What a seed is said to contribute if the network breaks without it."""
 
 
 @dataclass(kw_only=True)
@@ -245,6 +248,35 @@ def tick(slots: Slots, config: LifecycleConfig) -> None:
     slots.stage_age += 1
     slots.age += slots.occupied
     slots.contribution_age += slots.occupied
+
+
+def to_measure(slots: Slots) -> np.ndarray:
+    """Seeds whose contribution is measured at a decision, bool (N, S).
+
+    These are all live seeds that are blended in or in training, and one fossil of each host: the one whose measurement
+    is oldest, the first of them in a tie. The host learns on around its fossils, so what they contribute changes; in
+    turns, k fossils cost one ablation per decision and no measurement gets older than k decisions.
+    """
+    fossil = _FOSSIL[slots.stage]
+    oldest = np.where(fossil, slots.contribution_age, -1).argmax(1)
+    turn = fossil & (np.arange(slots.stage.shape[1]) == oldest[:, None])
+    return slots.live & ((slots.alpha > 0) | _TRAINING[slots.stage]) | turn
+
+
+def note_contributions(slots: Slots, measured: np.ndarray, metric: np.ndarray, switched: np.ndarray) -> None:
+    """Write the contributions of the `measured` seeds, bool (N, S), in place; other slots stay as they are.
+
+    `metric` (N,) is that of the network as it is. `switched` (N, S) is the metric with one seed switched the other way:
+    off if it is blended in, else in at its alpha target.
+    """
+    blended_in = slots.alpha > 0
+    # A network that breaks when a seed is switched is as bad as can be.
+    with np.errstate(invalid="ignore"):  # infinity less infinity is not known
+        lost = metric[:, None] - np.where(np.isfinite(switched), switched, -np.inf)
+    contribution = np.clip(np.where(blended_in, lost, -lost), -CONTRIBUTION_LIMIT, CONTRIBUTION_LIMIT)
+    slots.contribution[measured] = contribution[measured]
+    slots.counterfactual[measured] = ~blended_in[measured]
+    slots.contribution_age[measured] = 0
 
 
 _At = tuple[np.ndarray, ...]

@@ -131,6 +131,29 @@ def test_contribution_is_the_metric_with_the_seed_minus_without():
     assert [report.contribution for report in model.growth()] == pytest.approx([2, -2])
 
 
+FOSSILIZE_BODY = [
+    Action("germinate", "body", "mlp"),
+    *[Action()] * 2,
+    *(Action(op, "body") for op in ("advance", "fossilize")),
+]
+
+
+def test_a_fossil_is_measured_again_as_it_changes():
+    model = make_model()
+    evaluate = ByWorth(model, body=-2.0)
+    scheduler = scheduled(model, *FOSSILIZE_BODY, evaluate=evaluate)
+    told = []
+    for decision in range(8):
+        evaluate.worth["body"], before = decision - 3.0, evaluate.calls
+        train_epoch(scheduler)
+        scheduler.step()
+        told.append(float(model.life.contribution[0, 1]))
+        assert evaluate.calls - before == 1 + (decision > 0), "the network as it is, and without its seed"
+    assert model.life.stage[0, 1] == Stage.FOSSILIZED
+    assert told[4:] == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert model.life.contribution_age[0, 1] == 1, "one decision passed since"
+
+
 def test_contribution_in_training_is_what_the_alpha_target_would_give():
     model = make_model(incubation="shadow")
     scheduler = scheduled(
@@ -281,15 +304,8 @@ def test_decisions_tell_what_changed():
 
 def test_a_fossil_stays_in_the_optimizer():
     model = make_model()
-    story = [
-        Action("germinate", "body", "mlp"),
-        Action(),
-        Action(),
-        Action("advance", "body"),
-        Action("fossilize", "body"),
-    ]
-    scheduler = scheduled(model, *story, evaluate=ByWorth(model, body=1.0))
-    for _ in story:
+    scheduler = scheduled(model, *FOSSILIZE_BODY, evaluate=ByWorth(model, body=1.0))
+    for _ in FOSSILIZE_BODY:
         train_epoch(scheduler)
         scheduler.step()
     assert model.life.stage[0, 1] == Stage.FOSSILIZED

@@ -15,8 +15,9 @@ from simic.environment.stacked_data import StackedData
 from simic.environment.trainings import HostTrainings, Outcome
 from simic.growth.stacked_optimizer import OptimizerConfig
 from simic.lifecycle import IllegalActionError, LifecycleConfig, Stage
+from simic.rewards.schemes import RewardConfig
 from simic.rewards.terms import POINTS
-from simic.tasks.task import evaluate, make_task
+from simic.tasks.task import Task, evaluate, make_task
 
 TASK = make_task("teacher-mlp", width=4, num_slots=2, train_size=64)
 HORIZON = 6
@@ -28,7 +29,11 @@ def new_trainings(rng_seeds=(1, 2, 3), task=TASK, **episode) -> HostTrainings:
 
 def rows(trainings: HostTrainings, *actions: Action) -> np.ndarray:
     """One action per host, or the same for all."""
-    encoded = [action.encode(TASK.slots, trainings.hosts.blueprint_names) for action in actions]
+    return rows_of(TASK, trainings, *actions)
+
+
+def rows_of(task: Task, trainings: HostTrainings, *actions: Action) -> np.ndarray:
+    encoded = [action.encode(task.slots, trainings.hosts.blueprint_names) for action in actions]
     return np.stack(encoded * (trainings.num_hosts // len(encoded)))
 
 
@@ -117,12 +122,58 @@ def test_a_seed_in_training_is_measured_at_its_alpha_target_and_marked():
     np.testing.assert_allclose(facts.slots.contribution[:, 0], joined - facts.val_accuracy[:, -1], atol=1e-6)
 
 
-def test_detectors_remember_how_good_a_host_was_before_its_seed():
-    trainings = new_trainings()
-    before = trainings.facts().val_accuracy[:, -1]
-    for action in (GROW, WAIT):
-        trainings.step(rows(trainings, action))
-    assert np.array_equal(trainings._gaming.quality_at_blend[:, 0], before)
+def without_each(trainings: HostTrainings) -> np.ndarray:
+    """Metric as it is minus the metric with each seed's alpha at 0, by whole evaluations (N, S)."""
+    life = trainings.hosts.life
+    now, alpha, result = trainings._evaluate("validation")[1], life.alpha.copy(), np.full(life.stage.shape, np.nan)
+    for slot in range(life.stage.shape[1]):
+        life.alpha[:, slot] = 0
+        trainings.hosts.follow_life()
+        result[:, slot] = now - trainings._evaluate("validation")[1]
+        life.alpha[:] = alpha
+        trainings.hosts.follow_life()
+    return result
+
+
+def keep_in(slot: str) -> list[Action]:
+    return [
+        Action("germinate", slot, "mlp", tempo=3),
+        WAIT,
+        WAIT,
+        *(Action(op, slot) for op in ("advance", "fossilize")),
+    ]
+
+
+def test_a_fossil_is_told_what_it_contributes_now():
+    task = make_task("digits-mlp")
+    reward = RewardConfig(scheme="drip")
+    trainings = HostTrainings(task, (0, 1), episode=EpisodeConfig(horizon=40, anneal=False), reward=reward)
+    true: list[np.ndarray] = []
+    for action in [*keep_in("stem"), *keep_in("block1"), *[WAIT] * 4]:
+        outcome = trainings.step(rows_of(task, trainings, action))
+        true.append(without_each(trainings))
+        slots, fossil = outcome.facts.slots, outcome.facts.slots.stage == Stage.FOSSILIZED
+        assert (slots.contribution_age[fossil] < 2).all(), "two fossils take turns"
+        for host, slot in np.argwhere(fossil):
+            then = true[-1 - slots.contribution_age[host, slot]][host, slot]
+            assert slots.contribution[host, slot] == pytest.approx(then, abs=1e-6)
+    assert fossil.sum() == 4
+    # What `drip` pays is a share of the present contribution less the fossil's own rent.
+    own = np.log2(trainings.parameters()[:, None] / (trainings.parameters()[:, None] - outcome.facts.seed_parameters))
+    worth = np.where(fossil, POINTS * slots.contribution - own, 0.0).sum(1)
+    assert outcome.reward.terms["drip"] == pytest.approx(0.7 * worth / 40)
+    moved = np.abs(true[-1][:, 0] - true[4][:, 0])
+    assert moved.max() > 0.02, "what was measured at the fossilization is no longer true"
+
+
+def test_what_was_measured_in_a_broken_host_is_not_told():
+    trainings = new_trainings(horizon=20)
+    for action in keep_in("stem"):
+        before = trainings.step(rows(trainings, action)).facts
+    trainings.hosts.hosts.rows[1] = torch.nan
+    after = trainings.step(rows(trainings, WAIT)).facts
+    assert after.slots.contribution[1, 0] == before.slots.contribution[1, 0]
+    assert after.slots.contribution_age[:, 0].tolist() == [0, 1, 0]
 
 
 def test_the_governor_forgets_what_was_usual_when_a_seed_leaves():

@@ -171,7 +171,19 @@ def test_the_growth_table_shows_a_host():
         ["block1", "blending", "norm"],
     ]
     assert "norm" not in plain
+    assert "ago" not in grown
+    env.facts.slots.contribution_age[0, 1] = 3
+    assert " (3 ago)  " in env.render()[0]
     assert new_env(1).render() is None
+
+
+def test_the_users_governor_is_asked():
+    for patience in (1, 2):
+        env = new_env(1, governor=GovernorConfig(patience=patience))
+        env.reset(seed=0)
+        env.trainings.hosts.hosts.rows *= 100  # the loss jumps
+        seen = [env.step(wait(env))[4]["verdict"][0] for _ in range(patience)]
+        assert [verdict != Verdict.OK for verdict in seen] == [False] * (patience - 1) + [True]
 
 
 @pytest.mark.parametrize(

@@ -667,6 +667,10 @@ def test_print_growth_says_what_there_is():
     assert ["4", "blending", "mlp", "0.33", "148", "-0.1250 (if blended in)"] in rows  # 5 x 16 + 17 x 4
     # 3 x 4 + 4, the norm's 8, 4 x 4 + 4, 4 x 2 + 2
     assert "host 54 parameters, grown 162" in output.getvalue()
+    model.life.contribution_age[0] = 4, 1
+    model.print_growth(Console(file=output, width=120))
+    assert "+0.2500 (4 decisions ago)" in output.getvalue()
+    assert model.growth()[0].contribution_age == 4
 
 
 # torch.compile.

@@ -254,6 +254,15 @@ def test_fossils_are_worth_their_contribution_minus_their_own_rent():
     np.testing.assert_array_equal(terms.drip(step(seed(contribution=0.1)), 2.0), 0.0)
 
 
+def test_a_fossil_that_has_become_harmful_is_charged_for_as_long_as_it_is():
+    good, bad = (seed(Stage.FOSSILIZED, contribution=c) for c in (0.1, -0.1))
+    grown = {"parameters_before": 2000, "parameters_after": 2000, "seed_parameters_after": (1000, 0)}
+    np.testing.assert_allclose(terms.drip(step(good, bad, **grown), 2.0), -(10 + 2) / 10)
+    np.testing.assert_allclose(terms.attribution(step(good, bad, metric_after=0.7, **grown)), -10 / 10)  # MAX_DEBIT
+    np.testing.assert_allclose(terms.escrow(step(good, bad, **grown)), -20.0)  # the credit is taken back, and more
+    np.testing.assert_allclose(terms.drip(step(bad, good, **grown), 2.0), (10 - 2) / 10)
+
+
 @pytest.mark.parametrize(("earned", "expected"), [(30.0, -30.0), (500.0, -200.0), (-30.0, 0.0)])
 def test_a_rollback_forfeits_earnings_but_not_debts(earned, expected):
     np.testing.assert_allclose(terms.forfeit(step(earned=earned, rolled_back=True), 200.0), expected)

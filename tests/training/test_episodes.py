@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simic.actions import HEADS, Action, Op
 from simic.control.learned import make_network
 from simic.control.legality import Masks
+from simic.environment.config import EpisodeConfig
 from simic.environment.trainings import HostTrainings
 from simic.lifecycle import Stage
 from simic.policy.config import PolicyConfig
+from simic.rewards.schemes import RewardConfig
 from simic.training.build import make_setup
 from simic.training.episodes import (
     GroupJob,
@@ -23,6 +27,8 @@ from simic.training.episodes import (
     against_twins,
     group_jobs,
     group_task,
+    make_trainings,
+    owed_to_twins,
     play,
     play_group,
     to_rollout,
@@ -90,7 +96,7 @@ def test_rewards_are_what_a_host_gains_over_its_twin(tiny_task):
     long = {"group_size": 8, "episode": {"horizon": 8}}  # so that something grows
     given = common(**long)
     plain = play_group(given, JOB)
-    own = against_twins(plain, play_group(given, JOB._replace(twin=True)))
+    own = against_twins(plain, play_group(given, JOB._replace(twin=True)), 1.0)
     assert (own.rollout["action"] == plain.rollout["action"]).all()
     assert (own.trace.score == plain.trace.score).all()
     twin = plain.trace.reward - own.trace.reward
@@ -109,7 +115,7 @@ def test_who_never_grows_gains_nothing(tiny_task):
     with torch.no_grad():
         network.op.bias[Op.WAIT] = 1e3
     given = setup, Weights.of(network)
-    played = against_twins(play_group(given, JOB), play_group(given, JOB._replace(twin=True)))
+    played = against_twins(play_group(given, JOB), play_group(given, JOB._replace(twin=True)), 1.0)
     assert not played.trace.action.any()
     assert not played.trace.reward.any()
     assert (played.trace.score == played.trace.twin_score).all()
@@ -209,6 +215,76 @@ def test_a_host_that_breaks_waits_for_the_others():
     assert trace.stage[2, 1].tolist() == [Stage.BLENDING, Stage.BLENDING]
     # Its score is that of the weights it got back, when it broke, not of what it became while it waited.
     assert trace.score[0] == pytest.approx(100 * trace.val_accuracy[2, 0])
+
+
+# Hosts that break, and what their twins go on to earn.
+
+LENGTH, PENALTY = 6, 7.0
+GROWS = (Action("germinate", 0, "mlp", tempo=3), *[Action("wait")] * (LENGTH - 1))
+
+
+def broken_at(decision: int | None, reward: RewardConfig, script: tuple[Action, ...] = GROWS) -> Played:
+    """Two hosts, both of which lose their weights before a decision, or neither."""
+    episode = EpisodeConfig(horizon=LENGTH, attribute_at_end=False)
+    hosts = HostTrainings(tiny.make_task(learning_rate=0.1), [1, 2], episode=episode, reward=reward)
+    step = hosts.step
+
+    def struck(actions: np.ndarray) -> Any:
+        if hosts.facts().decision[0] == decision:
+            hosts.hosts.hosts.rows[:] = float("nan")
+        return step(actions)
+
+    hosts.step = struck
+    return play(hosts, scripted(*script))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("scheme", ["score", "shaped", "escrow"])
+def test_a_broken_host_forfeits_the_same_whenever_it_breaks(scheme, gamma):
+    reward = RewardConfig(scheme=scheme, gamma=gamma, rollback_penalty=PENALTY)
+    twins = broken_at(None, reward, (Action("wait"),) * LENGTH)
+    discount = gamma ** np.arange(LENGTH)[:, None]
+    of_twins = (discount * twins.trace.reward).sum(0)
+    assert (np.abs(of_twins) > 1).all() or scheme != "score", "twins learn something"
+    for t in range(LENGTH):
+        played = against_twins(broken_at(t, reward), twins, gamma)
+        trace = played.trace
+        assert trace.decisions.tolist() == [t + 1] * 2
+        # What the learner sees: the penalty, debts if there are any, and all that the twin earned, never less.
+        own = trace.reward - trace.reward_terms["twin"] - trace.reward_terms.get("stage", 0.0)
+        debts = np.minimum((discount * own)[:t].sum(0), 0.0)
+        got = (discount * trace.reward).sum(0)
+        assert got == pytest.approx(debts - gamma**t * PENALTY - of_twins)
+        assert not trace.reward[t + 1 :].any(), "nothing is paid, and nobody pays, after the end"
+        assert not trace.reward_terms["twin"][t + 1 :].any()
+        assert tiny.same(played.rollout["reward"], trace.reward)
+
+
+@given(
+    st.integers(1, 6).flatmap(lambda t: st.tuples(st.just(t), st.lists(st.floats(-9, 9), min_size=t, max_size=t))),
+    st.sampled_from([1.0, 0.99, 0.5]),
+)
+def test_whenever_an_episode_ends_it_owes_its_twin_the_same(twin, gamma):
+    length, earned = twin
+    discount = gamma ** np.arange(length)
+    for decisions in range(1, length + 1):
+        valid = np.arange(length)[:, None] < decisions
+        trace = tiny.make_trace(length, valid=valid, decisions=np.array([decisions]))
+        owed = owed_to_twins(trace, np.array(earned)[:, None], gamma)[:, 0]
+        assert (discount * owed).sum() == pytest.approx((discount * earned).sum(), abs=1e-9)
+        assert owed[: decisions - 1].tolist() == earned[: decisions - 1]
+        assert not owed[decisions:].any()
+
+
+def test_the_users_governor_decides_when_a_host_is_broken(tiny_task):
+    def first_verdicts(**governor: Any) -> list[int]:
+        setup = common(governor=governor, episode={"horizon": 4}, group_size=2)[0]
+        hosts = make_trainings(setup, JOB)
+        hosts.hosts.hosts.rows[0] *= 100  # its losses jump
+        return play(hosts, scripted(*[Action("wait")] * 4)).trace.verdict.argmax(0).tolist()
+
+    assert first_verdicts(patience=1) == [0, 0]
+    assert first_verdicts(patience=2) == [1, 0]
 
 
 def test_actions_have_a_column_for_every_head(tiny_task):

@@ -111,11 +111,13 @@ def test_a_change_comes_with_the_figures_it_was_decided_on():
         age=over_time(9),
         alpha=over_time(0.7),
         contribution=over_time(0.25),
+        contribution_age=over_time(2),
         seed_gradient=over_time(0.5),
     )
     (event,) = lifecycle_events(trace, 7, 2)
     assert (event.update, event.group, event.env) == (7, 2, 0)
-    assert event.readiness == {"age": 9, "alpha": 0.7, "contribution": 0.25, "gradient_norm": 0.5}
+    expected = {"age": 9, "alpha": 0.7, "contribution": 0.25, "contribution_age": 2, "gradient_norm": 0.5}
+    assert event.readiness == expected
 
 
 def test_what_happens_after_an_episode_is_not_told():
@@ -225,8 +227,11 @@ def test_a_suspicion_names_the_seed_and_the_reason():
         gaming={"overclaiming": np.zeros_like(flags), "indispensable": flags},
         blueprint=stages([-1, -1], [-1, -1], [-1, 1]),
         contribution=np.array([[[0.0, 0.0]], [[0.0, 0.0]], [[0.0, 0.4]]]),
+        val_accuracy=np.array([[0.1], [0.2], [0.5]]),
+        twin_accuracy=np.array([[0.1], [0.2], [0.75]]),
     )
     expected = {"decision": 1, "slot": "b", "blueprint": "large", "reason": "indispensable", "contribution": 0.4}
+    expected |= {"gain": -0.25}
     assert list(gaming_events(trace, 7, 2)) == [GamingSuspicion(update=7, group=2, env=0, **expected)]
 
 

@@ -1,5 +1,7 @@
 """Figures of a rollout's episodes, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tiny
@@ -86,7 +88,8 @@ def test_what_comes_after_a_rollback_does_not_count():
     assert figures["accuracy"] == pytest.approx(0.4)
     assert figures["op/germinate"] == 0.25  # of four decisions
     assert figures["reward/score"] == 2.5
-    assert figures["gaming"] == 0.125  # one of four slots, mean of two reasons
+    assert figures["gaming"] == 0.25  # one of four slots
+    assert np.isnan(episode_figures([replace(trace, gaming={})])["gaming"])  # without twins it is not known
 
 
 @pytest.mark.parametrize(

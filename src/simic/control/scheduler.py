@@ -26,10 +26,9 @@ from simic.growth.model import GrowableModel
 from simic.growth.topology import GROWTH_KEY, growth_record
 from simic.lifecycle import IllegalActionError, Stage
 from simic.passes import evaluating, undisturbed
+from simic.slots import note_contributions, to_measure
 
 VERSION = 1
-CONTRIBUTION_LIMIT = 1e6
-"""What a seed is said to contribute if the network breaks without it."""
 Evaluate = Callable[[], Mapping[str, float]]
 _FIGURES_RETURNED = '{"val_loss": ..., "val_accuracy": ...}'
 
@@ -286,23 +285,18 @@ class GrowthScheduler:
         `now` is the metric of the network as it is, if it is known.
         """
         life = self.model.life
-        speaking = life.live[0] & (life.alpha[0] > 0)
-        training = life.stage[0] == Stage.TRAINING
-        if self._evaluate is None or not (speaking | training).any():
+        measured = to_measure(life)
+        if self._evaluate is None or not measured.any():
             return
+        switched = np.full(measured.shape, math.nan)
         with undisturbed(self.model), evaluating(self.model):
             now = _metric(self._evaluate()) if now is None else now
-            for index in np.flatnonzero(speaking | training):
+            for index in np.flatnonzero(measured[0]):
                 slot = self.model.slot_names[index]
-                if speaking[index]:
-                    with self.model.switched_off(slot):
-                        contribution = now - _metric(self._evaluate())
-                else:
-                    with self.model.switched_in(slot):
-                        contribution = _metric(self._evaluate()) - now
-                life.contribution[0, index] = np.clip(contribution, -CONTRIBUTION_LIMIT, CONTRIBUTION_LIMIT)
-                life.counterfactual[0, index] = not speaking[index]
-                life.contribution_age[0, index] = 0
+                blended_in = life.alpha[0, index] > 0
+                with self.model.switched_off(slot) if blended_in else self.model.switched_in(slot):
+                    switched[0, index] = _metric(self._evaluate())
+        note_contributions(life, measured, np.array([now]), switched)
 
     def _changes(self, before: Any) -> tuple[StageChange, ...]:
         after = self.model.life

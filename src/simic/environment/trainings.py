@@ -22,9 +22,8 @@ from simic.growth.stacked import StackedHosts
 from simic.growth.stacked_optimizer import OptimizerConfig
 from simic.lifecycle import LifecycleConfig
 from simic.rewards.facts import StepFacts
-from simic.rewards.gaming import GamingMemory, detect
-from simic.rewards.schemes import RewardBreakdown, RewardConfig, reward
-from simic.slots import Slots
+from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
+from simic.slots import Slots, note_contributions, to_measure
 from simic.tasks.task import Task
 
 EVALUATION_CHUNK = 256
@@ -42,8 +41,6 @@ class Outcome:
     """The episode is over, at its horizon or by the governor; nothing follows that a value could stand for."""
     verdict: np.ndarray
     """What the governor said: codes of `governor.Verdict`."""
-    gaming: dict[str, np.ndarray]
-    """Suspicions of gaming, by reason (N, S)."""
     attribution: EpisodeAttribution | None
     """How the seeds, live ones included, share the validation metric, where an episode reached its horizon."""
 
@@ -80,13 +77,12 @@ class HostTrainings:
         self.snapshot = Snapshot(self.hosts)
         self._rate = np.array([own.learning_rate for own in drawn])
         self._blueprint_parameters = self.hosts.blueprint_table()
-        n, s = self.hosts.life.stage.shape
+        n = self.hosts.num_hosts
         self._decision = np.zeros(n, dtype=np.int64)
         self._previous_action = np.zeros((n, len(HEADS)), dtype=np.int64)
         self._history = {name: np.full((n, HISTORY), np.nan) for name in FIGURES}
         self._first = np.zeros((2, n))  # loss and metric at the start of the episode
         self._earned = np.zeros(n)
-        self._gaming = GamingMemory.empty(n, s)
         self._begin(np.arange(n))
 
     @property
@@ -114,12 +110,15 @@ class HostTrainings:
         self.hosts.tick()
         train_loss = self._train()
         self.hosts.report_gradients()
-        val_loss, metric = self._validate()
+        val_loss, metric, switched = self._attribute()
+        measured = to_measure(self.hosts.life)
         self._decision += 1
         # A seed that leaves may take much of the host's skill with it, on purpose: what was usual before is no measure.
         self.governor.reset(np.flatnonzero((self.hosts.life.alpha < before.alpha).any(1)))
         verdict = self._govern(val_loss, train_loss)
         broken = verdict != Verdict.OK
+        # What was measured in a broken network says nothing of the one that was restored.
+        note_contributions(self.hosts.life, measured & ~broken[:, None], metric, switched)
         final = (self._decision >= self.episode.horizon) & ~broken
         if final.any() or broken.any():
             self._judge_exported(final | broken, val_loss, metric)
@@ -127,14 +126,12 @@ class HostTrainings:
         self._previous_action = actions.copy()
         facts = self._step_facts(actions, before, figures_before, final, broken)
         breakdown = reward(facts, self.reward)
-        gaming, self._gaming = detect(facts, self._gaming)
-        self._earned += breakdown.total
+        self._earned = earned_next(self._earned, breakdown, self.reward.gamma)
         return Outcome(
             facts=self.facts(),
             reward=breakdown,
             ended=final | broken,
             verdict=verdict,
-            gaming=gaming,
             attribution=self._attribute_seeds(final) if final.any() and self.episode.attribute_at_end else None,
         )
 
@@ -186,19 +183,8 @@ class HostTrainings:
             total += self.hosts.train_step(x, y, rate)
         return _numbers(total / self.data.steps_per_host_epoch)
 
-    def _validate(self) -> tuple[np.ndarray, np.ndarray]:
-        """Validation loss and metric (N,); every live seed's contribution goes into the slots."""
-        life = self.hosts.life
-        loss, metric, flipped = self._attribute()
-        speaking = life.live & (life.alpha > 0)
-        measured = ~np.isnan(flipped)
-        contribution = np.where(speaking, metric[:, None] - flipped, flipped - metric[:, None])
-        life.contribution[measured] = contribution[measured]
-        life.counterfactual[measured] = ~speaking[measured]
-        life.contribution_age[measured] = 0
-        return loss, metric
-
     def _attribute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Validation loss and metric (N,), and the metric with each seed to measure switched the other way (N, S)."""
         loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
         flipped = np.zeros(self.hosts.life.stage.shape)
         for x, y, weight in self._chunks("validation"):

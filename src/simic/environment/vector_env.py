@@ -43,10 +43,10 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     What `info` says, with Gymnasium's `_key` masks. Of the state that was observed: `action_mask` (N, sum of head
     sizes), the legality behind it as `op_mask` (N, ops), `slot_mask` (N, ops, S) and `blueprint_mask` (N, S, B), and
     `score` (N,), the objective in points. Of the decision that led there: `illegal` (N,), `verdict` (N,) of the
-    governor, `reward_terms` {name: (N,)} and `gaming` {reason: (N, S)}; where an episode reached its horizon also
-    `shapley` and `shapley_error` (N, S) and `interaction` (N, S, S): how its seeds, fossils and live ones, share the
-    validation metric (see `attribution`). Where an episode ended, the state is that of the next one; `final_obs` and
-    `final_info` hold the last of the old one.
+    governor and `reward_terms` {name: (N,)}; where an episode reached its horizon also `shapley` and `shapley_error`
+    (N, S) and `interaction` (N, S, S): how its seeds, fossils and live ones, share the validation metric (see
+    `attribution`). Where an episode ended, the state is that of the next one; `final_obs` and `final_info` hold the
+    last of the old one. Gaming is not detected here: it takes twins (see `rewards.gaming`), which training has.
     """
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -113,7 +113,6 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             "illegal": illegal,
             "verdict": outcome.verdict,
             "reward_terms": outcome.reward.terms,
-            "gaming": outcome.gaming,
         }
         everyone = np.ones(self.num_envs, dtype=bool)
         info = _with_masks(decision, everyone)
@@ -242,6 +241,8 @@ def growth_table(facts: Facts, host: int) -> str:
             continue
         blueprint = facts.blueprint_names[slots.blueprint[at]]
         measured = "-" if np.isnan(slots.contribution[at]) else f"{slots.contribution[at]:+.3f}"
+        if slots.contribution_age[at] and measured != "-":
+            measured += f" ({slots.contribution_age[at]} ago)"
         rows.append((name, stage, blueprint, f"{slots.alpha[at]:.2f}", measured, f"{seeds[index]:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

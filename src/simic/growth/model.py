@@ -46,6 +46,8 @@ class SlotReport:
     alpha: float
     parameters: int
     contribution: float
+    contribution_age: int
+    """Decisions since it was measured, the last one included; fossils take turns, see `slots.to_measure`."""
     counterfactual: bool
 
 
@@ -157,6 +159,7 @@ class GrowableModel(nn.Module):
                     alpha=float(self.life.alpha[0, index]),
                     parameters=sum(p.numel() for p in seed.parameters()) if seed else 0,
                     contribution=float(self.life.contribution[0, index]),
+                    contribution_age=int(self.life.contribution_age[0, index]),
                     counterfactual=bool(self.life.counterfactual[0, index]),
                 )
             )
@@ -169,6 +172,8 @@ class GrowableModel(nn.Module):
             table.add_column(name, overflow="fold")
         for row in self.growth():
             measured = "-" if np.isnan(row.contribution) else f"{row.contribution:+.4f}"
+            if row.contribution_age > 1 and measured != "-":
+                measured += f" ({row.contribution_age} decisions ago)"
             table.add_row(
                 row.slot,
                 str(row.stage),

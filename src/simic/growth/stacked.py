@@ -33,7 +33,7 @@ from simic.growth.stacked_layers import Parameters, part_of, run_segments
 from simic.growth.stacked_optimizer import Learner, OptimizerConfig
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng
-from simic.slots import Slots, check_actions, execute, tick
+from simic.slots import Slots, check_actions, execute, tick, to_measure
 
 PerHost = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of one host -> one number."""
@@ -194,14 +194,13 @@ class StackedHosts:
 
     @torch.no_grad()
     def evaluate_and_attribute(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Loss and metric (N,), and the metric with each live seed switched the other way (N, S), NaN elsewhere.
+        """Loss and metric (N,), and the metric with each seed of `to_measure` switched the other way (N, S), else NaN.
 
         A seed that speaks is switched off; one in training is switched in at its target. The activations before its
         slot are used again.
         """
         flipped = np.full(self.life.stage.shape, np.nan)
-        speaking = self.life.live & (self.life.alpha > 0)
-        measured = speaking | (self.life.stage == Stage.TRAINING)
+        measured = to_measure(self.life)
         figures = []
         for part in self._parts:
             kept: dict[int, Tensor] = {}
@@ -212,7 +211,7 @@ class StackedHosts:
             for slot, h in kept.items():
                 at = np.flatnonzero(measured[part.hosts, slot])
                 hosts, chosen = part.hosts[at], torch.from_numpy(at)
-                alpha = np.where(speaking[:, slot], 0.0, self.life.alpha_target[:, slot])
+                alpha = np.where(self.life.alpha[:, slot] > 0, 0.0, self.life.alpha_target[:, slot])
                 result = self._run_behind(slot, h[chosen], hosts, alpha)
                 flipped[hosts, slot] = vmap(self.metric)(result, own_y[chosen]).cpu().numpy()
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))

@@ -57,7 +57,7 @@ class StepFacts:
     first_loss: np.ndarray
     """Validation loss at the start of the episode (N,)."""
     earned: np.ndarray
-    """Sum of the rewards of this episode before this decision (N,)."""
+    """What a rollback at this decision would take back (N,), see `schemes.earned_next`."""
 
     def __post_init__(self) -> None:
         num_hosts, num_slots = self.slots_before.stage.shape

@@ -139,7 +139,8 @@ SCHEMES: dict[SchemeName, dict[str, float]] = {
 }
 
 # A rollback ends a path that does not count: only these are paid. The potential must go back to 0 to telescope.
-PAID_AT_ROLLBACK = frozenset({"stage", "rollback"})
+SHAPING = "stage"
+PAID_AT_ROLLBACK = frozenset({SHAPING, "rollback"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,15 @@ def reward(facts: StepFacts, config: RewardConfig) -> RewardBreakdown:
     paid["forfeit"] = terms.forfeit(facts, config.forfeit_limit)
     # Added one by one: numpy's own sum would order the terms by the number of hosts.
     return RewardBreakdown(total=sum(paid.values(), start=np.zeros(len(facts.op))), terms=paid)
+
+
+def earned_next(earned: np.ndarray, paid: RewardBreakdown, gamma: float) -> np.ndarray:
+    """What episodes have earned, as a rollback at the next decision would have to take it back (N,).
+
+    Divided by gamma for every decision since: taken back later, it is discounted more than when it was paid, and would
+    not be taken back in full. Shaping is left out, since a rollback takes it back by itself.
+    """
+    return (earned + paid.total - paid.terms.get(SHAPING, 0.0)) / gamma
 
 
 def _weights(config: RewardConfig) -> dict[str, float]:

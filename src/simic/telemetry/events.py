@@ -69,7 +69,7 @@ class LifecycleChange:
     new_stage: str
     reason: str
     readiness: dict[str, float] = field(default_factory=dict)
-    """The figures behind it: age, alpha, contribution, gradient norm."""
+    """The figures behind it: age, alpha, contribution and decisions since it was measured, gradient norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,8 @@ class GamingSuspicion:
     blueprint: str
     reason: str
     contribution: float
+    gain: float = math.nan
+    """Metric of the host less that of its twin that never grew."""
 
 
 @dataclass(frozen=True, kw_only=True)

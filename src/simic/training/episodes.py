@@ -22,11 +22,12 @@ from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.seeding import host_rng_seed, task_rng_seed
 from simic.environment.trainings import HostTrainings, Outcome
 from simic.environment.vector_env import score
-from simic.lifecycle import LifecycleConfig
+from simic.lifecycle import LIVE, LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
 from simic.policy.network import ActorCritic, FactoredRecurrentActorCritic
 from simic.ppo.rollout import Rollout
+from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
 from simic.tasks.families import FAMILIES, Split, find_family
 from simic.tasks.task import Task, make_task
@@ -106,12 +107,13 @@ class Trace:
     value: np.ndarray  # (T, N) in the units of the critic
     reward_terms: dict[str, np.ndarray]  # (T, N) each
     verdict: np.ndarray  # (T, N)
-    gaming: dict[str, np.ndarray]  # (T, N, S) each
+    gaming: dict[str, np.ndarray]  # (T, N, S) each; empty without twins, which are its yardstick
     stage: np.ndarray  # (T + 1, N, S)
     blueprint: np.ndarray  # (T + 1, N, S)
     alpha: np.ndarray  # (T + 1, N, S)
     age: np.ndarray  # (T + 1, N, S)
     contribution: np.ndarray  # (T + 1, N, S)
+    contribution_age: np.ndarray  # (T + 1, N, S) decisions since it was measured
     seed_gradient: np.ndarray  # (T + 1, N, S)
     host_gradient: np.ndarray  # (T + 1, N)
     val_loss: np.ndarray  # (T + 1, N)
@@ -119,6 +121,7 @@ class Trace:
     train_loss: np.ndarray  # (T + 1, N)
     score: np.ndarray  # (N,) of the exported network, on validation data
     twin_score: np.ndarray  # (N,) of the twin that never grew; NaN without twins
+    twin_accuracy: np.ndarray  # (T + 1, N) likewise
     parameters: np.ndarray  # (N,) of the exported network
     host_parameters: np.ndarray  # (N,)
     decisions: np.ndarray  # (N,) until the episode ended
@@ -157,17 +160,50 @@ def play_group(common: tuple[GroupSetup, Weights], job: GroupJob) -> Played:
     return play(trainings, decide)
 
 
-def against_twins(played: Played, twins: Played) -> Played:
+def against_twins(played: Played, twins: Played, gamma: float) -> Played:
     """Episodes whose rewards are gains over the same hosts, same weights and batches, led by somebody else.
 
     What a host earns on its own does not depend on what is decided, so taking it off favours no decision; but hosts
-    differ in it far more than decisions matter, and learning would drown in that.
+    differ in it far more than decisions matter, and learning would drown in that. The twins are also the yardstick of
+    gaming.
     """
-    own, twin = played.trace, np.where(played.trace.valid, twins.trace.reward, 0.0)
+    own, twin = played.trace, owed_to_twins(played.trace, twins.trace.reward, gamma)
     reward = own.reward - twin
-    terms = own.reward_terms | {"twin": -twin}
-    trace = replace(own, reward=reward, reward_terms=terms, twin_score=twins.trace.score)
+    trace = replace(
+        own,
+        reward=reward,
+        reward_terms=own.reward_terms | {"twin": -twin},
+        twin_score=twins.trace.score,
+        twin_accuracy=twins.trace.val_accuracy,
+        gaming=suspected(played, twins),
+    )
     return Played(played.rollout | {"reward": reward}, trace)
+
+
+def owed_to_twins(own: Trace, earned: np.ndarray, gamma: float) -> np.ndarray:
+    """What is taken off the rewards of hosts (T, N), given what their twins earned (T, N).
+
+    The last decision of an episode owes all that its twin goes on to earn, discounted: a host that breaks forfeits the
+    same whenever it breaks, where otherwise it would pay the less, the earlier it does.
+    """
+    rest = earned.copy()
+    for step in range(len(rest) - 2, -1, -1):
+        rest[step] += gamma * rest[step + 1]
+    last = np.arange(len(rest))[:, None] == own.decisions - 1
+    return np.where(last, rest, np.where(own.valid, earned, 0.0))
+
+
+def suspected(played: Played, twins: Played) -> dict[str, np.ndarray]:
+    """Seeds that look better than they are, by reason (T, N, S).
+
+    Only live seeds are judged: a host comes to rely on its fossils, and what it would lose without them soon exceeds
+    what it gained by them. The last decision is that of another network, the exported one.
+    """
+    own = played.trace
+    lasts = own.valid & ~played.rollout["terminated"] & twins.trace.valid & ~twins.rollout["terminated"]
+    live = np.isin(own.stage[1:], LIVE) & (own.alpha[1:] > 0)
+    gain = own.val_accuracy[1:] - twins.trace.val_accuracy[1:]
+    return detect(own.contribution[1:], gain, live & lasts[..., None])
 
 
 def _never(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
@@ -236,6 +272,7 @@ def _snapshot(facts: Facts) -> dict[str, np.ndarray]:
         "alpha": slots.alpha,
         "age": slots.age,
         "contribution": slots.contribution,
+        "contribution_age": slots.contribution_age,
         "seed_gradient": slots.gradient_norm,
         "host_gradient": facts.host_gradient_norm,
         "val_loss": facts.val_loss[:, -1],
@@ -255,7 +292,6 @@ def _step(
         "reward": outcome.reward.total * alive,
         "reward_terms": outcome.reward.terms,
         "verdict": np.where(alive, outcome.verdict, 0),
-        "gaming": outcome.gaming,
         "terminated": newly | ~alive,
         "measured": np.where(known[:, None], outcome.facts.slots.contribution, np.nan),
     }
@@ -305,9 +341,10 @@ def _assemble(
         value=stacked("value") if "value" in steps[0] else np.full(rollout["reward"].shape, np.nan),
         reward_terms=nested("reward_terms"),
         verdict=stacked("verdict"),
-        gaming=nested("gaming"),
+        gaming={},
         host_parameters=np.full(trainings.num_hosts, trainings.hosts.host_parameters),
         twin_score=np.full(trainings.num_hosts, np.nan),
+        twin_accuracy=np.full((len(before), trainings.num_hosts), np.nan),
         **{name: np.stack([own[name] for own in before]) for name in before[0]},
         **ends,
     )

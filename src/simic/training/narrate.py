@@ -84,6 +84,7 @@ def lifecycle_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
                 "age": float(trace.age[step, env, slot]),
                 "alpha": float(trace.alpha[step, env, slot]),
                 "contribution": float(trace.contribution[step, env, slot]),
+                "contribution_age": float(trace.contribution_age[step, env, slot]),
                 "gradient_norm": float(trace.seed_gradient[step, env, slot]),
             },
         )
@@ -103,6 +104,7 @@ def gaming_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
                 blueprint=trace.blueprint_names[index] if index >= 0 else "",
                 reason=reason,
                 contribution=float(trace.contribution[step + 1, env, slot]),
+                gain=float(trace.val_accuracy[step + 1, env] - trace.twin_accuracy[step + 1, env]),
             )
 
 

@@ -100,7 +100,8 @@ class Run:
             played[group] = result
             self.progress.groups(done, len(jobs))
         groups, twins = played[: self.num_groups], played[self.num_groups :]
-        return [against_twins(own, twin) for own, twin in zip(groups, twins, strict=True)] if twins else groups
+        gamma = self.setup.reward.gamma
+        return [against_twins(own, twin, gamma) for own, twin in zip(groups, twins, strict=True)] if twins else groups
 
     def assemble(self, played: list[Played]) -> tuple[Rollout, dict[str, float]]:
         """One rollout of all groups, and figures of their episodes."""

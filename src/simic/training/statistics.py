@@ -28,7 +28,7 @@ def episode_figures(traces: Sequence[Trace]) -> dict[str, float]:
         "growth": float(growth.mean()),
         "fossils": float(np.concatenate([(trace.stage[-1] == _FOSSIL).sum(1) for trace in traces]).mean()),
         "rollbacks": float(np.concatenate([(trace.verdict > 0).any(0) for trace in traces]).mean()),
-        "gaming": float(np.mean([_share(trace, values) for trace in traces for values in trace.gaming.values()])),
+        "gaming": float(np.mean([_suspected_share(trace) for trace in traces])),
         "host_gradient_max": _largest([trace.host_gradient for trace in traces]),
         "seed_gradient_max": _largest([trace.seed_gradient for trace in traces]),
     }
@@ -41,9 +41,11 @@ def _last(trace: Trace, values: np.ndarray) -> np.ndarray:
     return values[trace.decisions, np.arange(len(trace.decisions))]
 
 
-def _share(trace: Trace, flags: np.ndarray) -> float:
-    """Share of all hosts' slots that were flagged (T, N, S) at some time, while the episode lasted."""
-    return float((flags & trace.valid[..., None]).any(0).mean())
+def _suspected_share(trace: Trace) -> float:
+    """Share of all hosts' slots that were suspected for some reason, while the episode lasted; NaN without twins."""
+    if not trace.gaming:
+        return float("nan")
+    return float((np.any(list(trace.gaming.values()), axis=0) & trace.valid[..., None]).any(0).mean())
 
 
 def _mean_term(traces: Sequence[Trace], name: str) -> float:

@@ -1,0 +1,165 @@
+"""How often are the detectors of gaming wrong? Alarms in healthy episodes, and misses of planted gaming.
+
+Run: python benchmarks/gaming.py [--tasks 8] [--num-hosts 8] [--families mlp cnn]
+
+Healthy are the episodes of the rules and of the pretrained controller on validation tasks. For planted ones a seed in
+the last slot is let in fully; then its offset is shifted and the head's bias shifted back, so that the network computes
+what it did, and nothing without its seed ("overclaiming"). If half of the head's weights are also erased before every
+host epoch, the host gets worse while it needs its seed ("indispensable").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+from simic.actions import Action
+from simic.control.facts import Facts
+from simic.control.legality import Masks
+from simic.control.named import make_controller
+from simic.environment.config import EpisodeConfig
+from simic.environment.trainings import HostTrainings
+from simic.lifecycle import LIVE
+from simic.rewards.gaming import MIN_CONTRIBUTION
+from simic.tasks.families import find_family
+from simic.tasks.task import Task
+from simic.training.episodes import Decide, Played, Trace, against_twins, play
+
+EPISODE = EpisodeConfig(attribute_at_end=False)
+GERMINATION, PLANTING = 4, 10
+"""Decisions at which the seed germinates, and at which it begins to game."""
+OFFSET = 4.0
+HEALTHY = ("wait", "random", "heuristic", "pretrained")
+PLANTED = {"overclaiming": 0.0, "indispensable": 0.5}
+"""Share of the head's weights that is erased before every host epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    tasks: int = 8
+    """Validation tasks of each family."""
+    num_hosts: int = 8
+    """Hosts of each task."""
+    families: tuple[str, ...] = ("mlp", "cnn")
+    """Task families."""
+
+
+def led_by(name: str) -> Decide:
+    """Decisions of a controller."""
+    controller = make_controller(name, 0)
+    return lambda facts, masks: (controller.act(facts), {})
+
+
+def one_seed(task: Task) -> Decide:
+    """One low-rank seed in the last slot, which is then left alone."""
+
+    def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
+        grows = facts.decision[0] == GERMINATION
+        action = Action("germinate", task.slots[-1], "low_rank", tempo=3) if grows else Action()
+        return np.stack([action.encode(facts.slot_names, facts.blueprint_names)] * facts.num_hosts), {}
+
+    return decide
+
+
+@torch.no_grad()
+def plant(trainings: HostTrainings, decision: int, erased: float) -> None:
+    """Make every host need the seed in its last slot, without changing what it computes; then erase weights."""
+    hosts = trainings.hosts
+    weight, bias = list(hosts.hosts.leaves.values())[-2:]  # (N, classes, C), (N, classes) of the head
+    if decision == PLANTING:
+        (group,) = hosts.groups.values()
+        offset = list(group.matrices["branch"].leaves.values())[-1]  # (N, C)
+        shift = OFFSET * torch.randn(offset.shape, generator=torch.Generator().manual_seed(0))
+        rows = torch.from_numpy(group.hosts)
+        offset += shift
+        bias[rows] -= torch.einsum("nkc,nc->nk", weight[rows], shift)
+    if decision >= PLANTING:
+        weight[:, :, : int(erased * weight.shape[2])] = 0
+
+
+def with_plant(trainings: HostTrainings, erased: float) -> HostTrainings:
+    """Hosts whose seed begins to game in the middle of the episode."""
+    step: Callable[..., Any] = trainings.step
+
+    def planted(actions: np.ndarray) -> Any:
+        plant(trainings, int(trainings.facts().decision[0]), erased)
+        return step(actions)
+
+    trainings.step = planted
+    return trainings
+
+
+def seeds_flagged(trace: Trace) -> dict[str, int]:
+    """Slots whose live seed was judged, and those that were flagged at some time, by reason."""
+    live = (trace.alpha[1:-1] > 0) & np.isin(trace.stage[1:-1], LIVE) & trace.valid[:-1, :, None]
+    any_flag = np.any(list(trace.gaming.values()), axis=0)
+    return {"judged": int(live.any(0).sum()), "flagged": int(any_flag.any(0).sum())} | {
+        reason: int(flags.any(0).sum()) for reason, flags in trace.gaming.items()
+    }
+
+
+def planted_found(trace: Trace, reason: str) -> dict[str, int]:
+    """Hosts that lived through the plant, those in which it took effect, and how many of these were found.
+
+    A plant has no effect where guessing is as good as the host, or where the shift happens to favour the right classes.
+    """
+    lived = ~trace.verdict.any(0)
+    took = lived & (trace.contribution[PLANTING + 1 : -1, :, -1].mean(0) > MIN_CONTRIBUTION)
+    found = {name: flags[PLANTING:, :, -1].any(0) for name, flags in trace.gaming.items()}
+    either = np.any(list(found.values()), axis=0)
+    return {
+        "planted": int(lived.sum()),
+        "took_effect": int(took.sum()),
+        "found": int((either & took).sum()),
+        "by_its_reason": int((found[reason] & took).sum()),
+        "found_without_effect": int((either & lived & ~took).sum()),
+    }
+
+
+def add(total: dict[str, int], more: dict[str, int]) -> None:
+    """Add up counts."""
+    for name, count in more.items():
+        total[name] = total.get(name, 0) + count
+
+
+def main(options: Options) -> None:
+    """Print counts and rates of every kind of episode."""
+    torch.set_num_threads(1)
+    counts: dict[str, dict[str, int]] = {name: {} for name in (*HEALTHY, *PLANTED)}
+    for family in options.families:
+        for number in range(options.tasks):
+            task = find_family(family).draw_task(number, "validation")
+
+            def fresh(task: Task = task) -> HostTrainings:
+                return HostTrainings(task, list(range(options.num_hosts)), episode=EPISODE)
+
+            twins = play(fresh(), led_by("wait"))
+
+            def judged(played: Played, twins: Played = twins) -> Trace:
+                return against_twins(played, twins, 1.0).trace
+
+            for name in HEALTHY:
+                add(counts[name], seeds_flagged(judged(play(fresh(), led_by(name)))))
+            for reason, erased in PLANTED.items():
+                trace = judged(play(with_plant(fresh(), erased), one_seed(task)))
+                add(counts[reason], planted_found(trace, reason))
+    rates: dict[str, float] = {}
+    for name, own in counts.items():
+        share = (
+            own["flagged"] / max(own["judged"], 1) if name in HEALTHY else 1 - own["found"] / max(own["took_effect"], 1)
+        )
+        rates[f"{'alarms' if name in HEALTHY else 'missed'}/{name}"] = round(share, 4)
+        print(name, own)
+    print("RESULT", json.dumps(rates))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
