@@ -69,6 +69,10 @@ DAMAGES: dict[str, tuple[Callable[[State], object], str]] = {
     "no tensor": (replaced("op.bias", lambda w: [1.0]), "op.bias has shape none: it is list"),
     "missing weight": (lambda s: s["network"].pop("op.bias"), "op.bias has shape missing"),
     "foreign weight": (lambda s: s["network"].update({"x\x1b[2J\ny": torch.ones(1)}), r"x\x1b[2J\ny has shape (1,)"),
+    "nothing as weight": (
+        lambda s: s["network"].update(new=None),
+        "new has shape none: it is NoneType, this one's miss",
+    ),
     "missing scale": (lambda s: s.pop("value_scale"), "lacks 'value_scale'"),
     "newer format": (lambda s: s.update(version=2), "has format version 2, this simic reads 1; use a newer simic"),
     "odd version": (lambda s: s.update(version="one"), "has format version 'one'"),
@@ -86,7 +90,9 @@ DAMAGES: dict[str, tuple[Callable[[State], object], str]] = {
     "other network": (about(network="Other"), "holds no growth controller: its network is 'Other'"),
     "endless name": (about(network="x" * 10**6), "its network is 'xxx"),
     "odd gamma": (about(gamma=math.nan), "gamma must be a number from 0 to 1, got nan"),
-    "unknown fact": (about(secret=torch.ones(1)), "of itself, not network, heads, sizes, policy, gamma"),
+    "tensor as sizes": (about(sizes=torch.ones(2)), "what the agent tells of itself is not JSON"),
+    "tensor as version": (lambda s: s.update(version=torch.ones(2)), "has format version tensor([1., 1.])"),
+    "unknown fact": (about(secret=1), "of itself, not network, heads, sizes, policy, gamma"),
     "no facts": (lambda s: s.update(about=None), "lacks 'about', or it is no table"),
     "other format": (lambda s: s.update(format="simic-episodes"), "its format is 'simic-episodes', not 'simic-agent'"),
 }

@@ -68,6 +68,7 @@ def test_the_same_command_gives_the_same_bytes(tiny_task, tmp_path, grower):
         compare("wait", "random", f"p={grower}", ablations=True, out=tmp_path / name, horizon=6)
     first, second = ((tmp_path / name / "results.json").read_bytes() for name in "ab")
     assert first == second
+    assert (tmp_path / "a" / "episodes.csv").read_bytes() == (tmp_path / "b" / "episodes.csv").read_bytes()
     assert str(tmp_path / "a").encode() not in first
     assert (tmp_path / "a" / "episodes.csv").read_text().count("\n") == 1 + 7 * 3
     assert set(json.loads((tmp_path / "a" / "timing.json").read_text())) == {*json.loads(first)["controllers"]}

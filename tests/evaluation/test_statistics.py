@@ -261,6 +261,9 @@ def test_without_groups_all_meet_all_and_both_sides_say_the_same():
     one, other = paired["wait"]["learned-0"]["score"], paired["learned-0"]["wait"]["score"]
     assert (one["mean"], one["low"], one["hosts_high"]) == (-other["mean"], -other["high"], -other["hosts_low"])
     assert one["probability_low"] == 1 - other["probability_high"]
+    alike = [episode | {"score": 1.0} for episode in make_episodes()]
+    for others in summarize(alike)["paired"].values():
+        assert {f"{figure['score'][name]:+.1f}" for figure in others.values() for name in ("mean", "low")} == {"+0.0"}
 
 
 def test_groups_of_any_size_are_compared_and_ablations_meet_their_own_kin():

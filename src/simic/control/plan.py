@@ -79,7 +79,7 @@ def load_plan(path: Path | None = None) -> Plan:
         if not isinstance(table, dict):
             raise ValueError("it is no table")
         if unknown := sorted(set(table) - {field.name for field in fields(Plan)}):
-            raise ValueError(f"a plan has no {unknown!r:.60}")
+            raise ValueError(f"a plan has no {repr(', '.join(unknown))[1:-1]:.60}")  # escaped: it may hold any sign
         blueprints = table.get("blueprints", [])
         if not isinstance(blueprints, list):
             raise ValueError(f"blueprints must be a list of names, got {blueprints!r:.60}")

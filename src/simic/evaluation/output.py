@@ -145,7 +145,7 @@ def print_tables(results: dict[str, Any], console: Console) -> None:
     learned = groups.learned(rows)
     if not learned or len(rows) < 2:
         return
-    differences = _table(f"{MAIN_FIGURE}, and its 95 % interval", *learned)
+    differences = _table(f"{MAIN_FIGURE} (95 % interval)", *learned)
     for other in rows:
         own = [paired[label].get(other, {}).get("score") for label in learned]
         if any(own):

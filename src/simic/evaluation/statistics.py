@@ -242,13 +242,13 @@ def _paired(
 
 
 def _swapped(figure: Mapping[str, float]) -> dict[str, float]:
-    """The same comparison seen from the other side."""
+    """The same comparison seen from the other side; 0.0 minus, because a negative zero would be told as one."""
     return {
-        "mean": -figure["mean"],
-        "low": -figure["high"],
-        "high": -figure["low"],
-        "hosts_low": -figure["hosts_high"],
-        "hosts_high": -figure["hosts_low"],
+        "mean": 0.0 - figure["mean"],
+        "low": 0.0 - figure["high"],
+        "high": 0.0 - figure["low"],
+        "hosts_low": 0.0 - figure["hosts_high"],
+        "hosts_high": 0.0 - figure["hosts_low"],
         "probability": 1 - figure["probability"],
         "probability_low": 1 - figure["probability_high"],
         "probability_high": 1 - figure["probability_low"],

@@ -6,6 +6,7 @@ of another type or of other shapes are refused here, for every command alike.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -37,17 +38,21 @@ def naming(path: str | Path) -> Iterator[None]:
 
 def check_format(state: Any) -> None:
     """Raise unless `state` is a saved agent of this version, with the parts that a controller needs."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if not isinstance(found, str) or found != FORMAT:
         raise BundleError(f"not a saved agent: its format is {shown(found)}, not {FORMAT!r}")
     version = state.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
+    if type(version) is not int or version != VERSION:
+        newer = type(version) is int and version > VERSION
         remedy = "use a newer simic" if newer else "train it anew"
         raise BundleError(f"the agent has format version {shown(version)}, this simic reads {VERSION}; {remedy}")
     for name in ("about", "network", "value_scale", "return_scale"):
         if not isinstance(state.get(name), dict):
             raise BundleError(f"the agent lacks {name!r}, or it is no table; use another file")
+    try:
+        json.dumps(state["about"])
+    except TypeError:
+        raise BundleError("what the agent tells of itself is not JSON; use another file") from None
     if state["about"].keys() != set(ABOUT):
         raise BundleError(f"the agent tells {shown(list(state['about']))} of itself, not {', '.join(ABOUT)}")
     gamma = state["about"]["gamma"]
@@ -89,7 +94,7 @@ def check_tensors(saved: Mapping[str, Any], own: Mapping[str, Tensor], part: str
     Moments may be of less than double precision: not every device has it.
     """
     for name in sorted(own.keys() | saved.keys(), key=str):
-        theirs, mine = (_shape(tensors.get(name)) for tensors in (saved, own))
+        theirs, mine = (_shape(tensors[name]) if name in tensors else "missing" for tensors in (saved, own))
         if theirs != mine:
             raise BundleError(f"the saved {part}'s {shown(name, plain=True)} has shape {theirs}, this one's {mine}")
         allowed = (own[name].dtype,) if own[name].dtype == torch.float32 else (torch.float32, torch.float64)
@@ -126,8 +131,6 @@ def shown(value: Any, *, plain: bool = False) -> str:
 
 
 def _shape(value: Any) -> str:
-    if value is None:
-        return "missing"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else f"none: it is {type(value).__name__}"
 
 
