@@ -74,7 +74,10 @@ def load_bundle(path: str | Path) -> Any:
         raise BundleError(f"{path} has bundle version {metadata.get('version')}, this simic reads {VERSION}")
     if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
         raise BundleError(f"{path} is damaged: its content does not match its checksum; use another checkpoint")
-    return unpack_tree(metadata["tree"], tensors)
+    try:
+        return unpack_tree(metadata["tree"], tensors)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:  # a checksum that fits, and no tree of ours
+        raise BundleError(f"{path} holds no state ({type(error).__name__}); use another file") from None
 
 
 def pack_tree(tree: Any) -> tuple[str, dict[str, Tensor]]:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from simic.control.baselines import Controller
+from simic.control.named import make_controller
 from simic.control.scheduler import Decision, GrowthScheduler
 from simic.growth.export import export_plain, heard_live_seeds, in_words
 from simic.growth.model import GrowableModel, SlotReport
@@ -100,6 +101,7 @@ def print_growing(
     """Train a host alone, then one that grows from the same start; print every seed's life and what growth brought."""
     torch.set_num_threads(1)  # many tiny operations: threads cost more than they give
     task = load_task(task_name, data_dir)
+    make_controller(controller)  # a file that does not fit is refused before the host alone is trained
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     lifecycle = LifecycleConfig(incubation=incubation)

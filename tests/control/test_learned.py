@@ -328,7 +328,7 @@ def test_foreign_files_are_refused(tmp_path):
         load_network(tmp_path / "text")
     for tree in ({"a": 1}, [1], {"about": {"network": "Other"}}):
         save_bundle(tmp_path / "other", tree)
-        with pytest.raises(BundleError, match="holds no growth controller: its network is"):
+        with pytest.raises(BundleError, match="other: not a saved agent: its format is"):
             load_network(tmp_path / "other")
     PPOAgent(RecurrentActorCritic(4, [2]), PPOConfig()).save(tmp_path / "cartpole")
     with pytest.raises(BundleError, match="its network is 'RecurrentActorCritic'"):

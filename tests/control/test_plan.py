@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from simic.actions import Action, Op
+from simic.cli import main
 from simic.control.autogrow import AutoGrowConfig, AutoGrowController
 from simic.control.named import make_controller
 from simic.control.plan import Plan, PlanController, decisions_to_fossil, load_plan, pick_blueprints
@@ -107,16 +108,55 @@ def test_plans_survive_their_files(tmp_path):
     ("table", "message"),
     [
         ({"frist": 1}, "a plan has no frist"),
-        ({"interval": 0}, "interval must be at least 1, got 0"),
+        ({"interval": 0}, "interval must be at least 1 and at most 1000000, got 0"),
+        ({"first": 10**30}, "first must be at least 0 and at most 1000000, got 1000"),
+        ({"first": 1.5}, "first must be a whole number, got 1.5"),
+        ({"first": True}, "first must be a whole number, got True"),
+        ({"max_seeds": None}, "max_seeds must be a whole number, got None"),
+        ({"blueprints": "mlp"}, "blueprints must be a list of names, got 'mlp'"),
+        ({"blueprints": [1, []]}, r"blueprints must be names, .* got \(1, \[\]\)"),
+        ({"blueprints": None}, "blueprints must be a list of names, got None"),
+        ({"size": "0.5"}, "size must be a rank from 0 to 1, got '0.5'"),
+        ({"style": {"a": []}}, "style must be one of"),
+        ({"style": "x" * 10**6}, "style must be one of .* got 'xxx"),
+        ({"x" * 10**5: 1}, "a plan has no"),
         ({"size": 2}, "size must be a rank"),
         ({"tempo": 4}, r"tempo must be one of \(3, 5, 8\), got 4"),
         ([], "holds no plan"),
     ],
 )
 def test_wrong_plans_are_told(tmp_path, table, message):
-    (tmp_path / "plan.json").write_text(json.dumps(table))
-    with pytest.raises(ValueError, match=message):
-        load_plan(tmp_path / "plan.json")
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=message) as error:
+        load_plan(path)
+    assert str(error.value).startswith(f"{path} ")
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"[" * 10**5 + b"]" * 10**5, b'{"size": NaN}', b'{"first": 1' + b"0" * 5000 + b"}", b"\xff", b"", b"{"),
+        *(b'{"first": 1, "first": 2}', b" " * 2**20 + b"{}"),
+    ],
+    ids=["deep", "nan", "long number", "no text", "empty", "torn", "twice", "large"],
+)
+def test_odd_json_is_refused_by_every_command_in_one_line(tmp_path, capsys, content):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    for command in (
+        f"evaluate --controllers {path} --tasks spirals-mlp --rng-seeds 2 --horizon 1 --workers 0 --out {tmp_path}/out",
+        f"grow --controller {path} --task spirals-mlp --host-epochs 1",
+        f"train --fast-dev-run --algorithm imitation --episodes {path} --out {tmp_path}/run --quiet",
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(command.split())
+        said = capsys.readouterr().err
+        assert (stopped.value.code, said.count("\n")) == (2, 1), said
+        assert str(path) in said
+        assert "`simic schedule` writes one" in said
 
 
 # AutoGrow, on facts whose accuracy the test sets.

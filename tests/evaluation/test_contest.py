@@ -1,6 +1,8 @@
 """evaluate: the same hosts for all, the same bytes every time, and nothing lost when it is killed."""
 
+import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from simic.cli import main
 from simic.control.named import make_controller
 from simic.evaluation import contest, contestants
 from simic.evaluation.contest import evaluate
+from simic.evaluation.names import ABLATIONS
 
 KEYS = [
     "format",
@@ -21,6 +24,7 @@ KEYS = [
     "versions",
     "settings",
     "controllers",
+    "groups",
     "tasks",
     "rng_seeds",
     "notes",
@@ -64,6 +68,7 @@ def test_the_same_command_gives_the_same_bytes(tiny_task, tmp_path, grower):
         compare("wait", "random", f"p={grower}", ablations=True, out=tmp_path / name, horizon=6)
     first, second = ((tmp_path / name / "results.json").read_bytes() for name in "ab")
     assert first == second
+    assert (tmp_path / "a" / "episodes.csv").read_bytes() == (tmp_path / "b" / "episodes.csv").read_bytes()
     assert str(tmp_path / "a").encode() not in first
     assert (tmp_path / "a" / "episodes.csv").read_text().count("\n") == 1 + 7 * 3
     assert set(json.loads((tmp_path / "a" / "timing.json").read_text())) == {*json.loads(first)["controllers"]}
@@ -150,16 +155,97 @@ def test_replay_of_a_policy_that_does_not_look_is_that_policy(ablated):
     assert of(ablated, "shuffled(p)") != of(ablated, "wait")
 
 
-def test_several_policies_are_also_judged_as_one(tiny_task, tmp_path, grower, capsys):
-    idle = save_network(tmp_path / "idle.safetensors", {Op.GERMINATE: -99.0})
-    settings = {"ablations": True, "horizon": 3, "rng_seeds": [0, 1]}
-    results = compare("wait", f"p={grower}", f"q={idle}", **settings, out=tmp_path / "out", quiet=False)
-    groups = results["summary"]["controllers"].keys() - results["controllers"].keys()
-    assert groups == {"learned", "static_final", "static_wide", "replay", "shuffled"}
-    both = [results["summary"]["controllers"][label]["score"]["mean"] for label in "pq"]
-    assert results["summary"]["controllers"]["learned"]["score"]["mean"] == pytest.approx(sum(both) / 2)
-    assert "learned" in results["summary"]["paired"]["wait"]
-    assert "learned" in capsys.readouterr().out
+@pytest.fixture
+def policies(tmp_path, grower) -> dict[str, str]:
+    """Policies that behave unlike: one that plants at once, and two that never do."""
+    idle = {name: save_network(tmp_path / f"{name}.safetensors", {Op.GERMINATE: -99.0}) for name in ("idle", "lazy")}
+    return {"grower": grower} | idle
+
+
+def test_unlike_policies_are_rows_of_their_own_unless_grouped(tiny_task, tmp_path, policies, capsys):
+    settings = {"ablations": True, "horizon": 3, "rng_seeds": [0, 1], "out": tmp_path / "out", "quiet": False}
+    results = compare("wait", *policies.values(), **settings)
+    assert results["groups"] == {}
+    assert set(results["summary"]["controllers"]) == set(results["controllers"])
+    assert "learned" not in results["summary"]["controllers"]
+    said = capsys.readouterr().out
+    assert not re.search(r"^ *learned ", said, re.MULTILINE)
+    table = said[said.index("means over all hosts") :]
+    for label in policies:
+        assert re.search(rf"^ *{label} ", table, re.MULTILINE)
+
+
+def test_what_is_grouped_is_judged_as_one_beside_others(tiny_task, tmp_path, policies, capsys):
+    ours, base = f"ours={policies['grower']},{policies['idle']}", f"base={policies['lazy']}"
+    settings = {"ablations": True, "horizon": 3, "rng_seeds": [0, 1], "out": tmp_path / "out"}
+    results = compare("wait", ours, base, **settings, quiet=False)
+    assert {name: about["members"] for name, about in results["groups"].items()} == {
+        "ours": ["grower", "idle"],
+        **{f"{kind}(ours)": [f"{kind}(grower)", f"{kind}(idle)"] for kind in ABLATIONS},
+    }
+    figures, paired = results["summary"]["controllers"], results["summary"]["paired"]
+    both = [figures[label]["score"]["mean"] for label in ("grower", "idle")]
+    assert figures["ours"]["score"]["mean"] == pytest.approx(sum(both) / 2)
+    assert set(paired["ours"]) == {"wait", "base", *(f"{kind}(ours)" for kind in ABLATIONS)}
+    assert set(paired["base"]) == {"wait", "ours", "grower", "idle", *(f"{kind}(base)" for kind in ABLATIONS)}
+    said = capsys.readouterr().out
+    assert f"ours stands for {policies['grower']}, {policies['idle']}, judged as one" in said
+    assert "minus base" in said
+    with (tmp_path / "out" / "episodes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["group"] for row in rows if row["controller"] in ("grower", "idle")} == {"ours"}
+    assert {row["group"] for row in rows if row["controller"] in ("replay(idle)", "base")} == {"replay(ours)", "base"}
+
+
+def test_another_grouping_in_the_same_place_is_judged_anew(tiny_task, tmp_path, policies):
+    settings = {"horizon": 3, "rng_seeds": [0, 1], "out": tmp_path / "out", "ablations": True}
+    grower, idle, lazy = policies.values()
+    compare("wait", f"ours={grower},{idle}", f"rest={lazy}", **settings)
+    for words in (("wait", f"ours={idle},{grower}", lazy), ("wait", f"rest={grower},{lazy}", idle)):
+        again = compare(*words, **settings)
+        assert again == compare(*words, **settings | {"out": tmp_path / words[1].partition("=")[0] / words[2][-9:]})
+
+
+def test_parts_that_were_changed_are_done_again(tiny_task, tmp_path):
+    first = compare("wait", out=tmp_path)
+    (part,) = (tmp_path / "parts").iterdir()
+    text = part.read_text()
+    digit = re.search(r'"score": \d+\.(\d)', text)
+    assert digit is not None
+    place = digit.start(1)
+    changed = text[:place] + str(9 - int(text[place])) + text[place + 1 :]
+    for content in (changed, "[" * 10**5, "7", "{}", '{"sha256": 1, "part": []}', ""):
+        part.write_text(content)
+        assert compare("wait", out=tmp_path) == first
+        assert part.read_text() != content
+
+
+def test_one_main_figure_in_terminal_results_and_report(compete_on, tmp_path, policies, capsys):
+    compete_on(make_task())
+    words = ["wait", f"ours={policies['grower']},{policies['idle']}", policies["lazy"]]
+    compare(*words, horizon=4, rng_seeds=range(5), out=tmp_path / "out", quiet=False)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    told = capsys.readouterr().out.split("means over all hosts")[1]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert told.split()[:2] == ["mean", "score"]
+    assert page.count("<th>mean score</th>") == 4  # rows and members of groups, alone and in pairs
+    assert "<th>score</th>" not in page
+    for label in ("wait", "ours", "lazy", "grower"):
+        figure = results["summary"]["controllers"][label]["score"]
+        by_hand = [
+            e["score"]
+            for e in results["episodes"]
+            if e["controller"] in results["groups"].get(label, {"members": [label]})["members"]
+        ]
+        assert figure["mean"] == pytest.approx(sum(by_hand) / len(by_hand))
+        main = f"{figure['mean']:.2f}"
+        assert re.search(rf"^ *{label} +{main} ", told, re.MULTILINE), told
+        shown = f"{main} [{figure['low']:.2f}, {figure['high']:.2f}]"
+        assert re.search(rf"</span>{label}</td><td>{re.escape(shown)}</td>", page)
+    difference = results["summary"]["paired"]["ours"]["wait"]["score"]
+    assert f"{difference['mean']:+.2f} ({difference['low']:+.2f}, {difference['high']:+.2f})" in told
+    assert f"{difference['mean']:+.2f} [{difference['low']:+.2f}, {difference['high']:+.2f}]" in page
+    assert f"{difference['mean']:+.2f} points of mean score" in page
 
 
 def test_a_policy_that_never_grows_has_only_itself_for_baselines(tiny_task, tmp_path):

@@ -155,7 +155,8 @@ def test_a_run_a_checkpoint_and_a_file_hold_the_same_controller(tmp_path, grower
     done = tmp_path / "done"
     done.mkdir()
     shutil.copy(grower, done / "controller.safetensors")
-    found = [given_to(own) for own in parse_controllers([grower, str(unfinished), str(checkpoint), str(done)])]
+    lineup = parse_controllers([grower, str(unfinished), str(checkpoint), str(done)])
+    found = [given_to(own) for own in lineup.contestants]
     for weights in found:
         assert weights.config == found[0].config
         assert all(np.array_equal(weights.arrays[name], array) for name, array in found[0].arrays.items())

@@ -7,7 +7,7 @@ import pytest
 
 from simic import pretrained
 from simic.evaluation.config import EvaluationConfig
-from simic.evaluation.names import ABLATIONS, RULES, NamedTask, parse_controllers, parse_tasks
+from simic.evaluation.names import ABLATIONS, RULES, NamedTask, describe_groups, parse_controllers, parse_tasks
 
 
 @pytest.fixture
@@ -25,30 +25,85 @@ def files(tmp_path, monkeypatch) -> Path:
 
 
 def labels(*names: str, ablations: bool = False) -> dict[str, str]:
-    return {own.label: own.kind for own in parse_controllers(names, ablations=ablations)}
+    return {own.label: own.kind for own in parse_controllers(names, ablations=ablations).contestants}
 
 
-def test_labels_are_short_and_unique(files):
-    assert labels("wait,random", "runs/a,old/a", "runs/a/controller.safetensors,lone.safetensors") == {
+def groups(*names: str, ablations: bool = False) -> dict[str, list[str]]:
+    found = describe_groups(parse_controllers(names, ablations=ablations).contestants)
+    return {name: about["members"] for name, about in found.items()}
+
+
+def test_labels_are_as_much_of_the_path_as_is_needed(files):
+    assert labels("wait,random", "runs/a,old/a", "lone.safetensors") == {
         "wait": "wait",
         "random": "random",
-        "a": "learned",
-        "a-2": "learned",
-        "a-3": "learned",
+        "runs/a": "learned",
+        "old/a": "learned",
         "lone": "learned",
     }
+    assert labels("runs/a,runs/b") == {"a": "learned", "b": "learned"}
     assert labels("runs/b", "runs/b/checkpoints/update_000007") == {"b": "learned", "b-update_000007": "learned"}
-    assert labels("mine=runs/a,schedule=plan.json,schedule") == {
-        "mine": "learned",
-        "schedule": "schedule",
-        "schedule-2": "schedule",
+    assert labels("mine=runs/a,schedule=plan.json") == {"mine": "learned", "schedule": "schedule"}
+    assert list(labels("plan.json", "schedule")) == ["plan", "schedule"]
+    (files / "wait").mkdir()
+    (files / "wait/controller.safetensors").touch()
+    assert list(labels("wait", "./wait")) == ["wait", f"{files.name}/wait"]
+    assert list(labels("a=lone.safetensors", "runs/a")) == ["a", "runs/a"]
+    (files / "lone.json").write_text("{}")
+    assert len(labels("lone.safetensors", "lone.json")) == 2
+
+
+def test_only_what_is_written_as_a_group_is_one(files):
+    assert groups("wait,runs/a,runs/b,pretrained") == {}
+    assert groups("wait,ours=runs/a,runs/b", "theirs=old/a,lone.safetensors") == {
+        "ours": ["runs/a", "b"],
+        "theirs": ["old/a", "lone"],
     }
+    assert groups("ours=runs/a,runs/b,base=old/a,pretrained", "wait") == {
+        "ours": ["runs/a", "b"],
+        "base": ["old/a", "pretrained"],
+    }
+    assert groups("ours=runs/a", "lone.safetensors") == {}  # a word ends a group, and one is its own name
+    assert labels("x=wait") == {"x": "wait"}
+
+
+def test_how_words_were_read_is_told(files):
+    assert parse_controllers(["wait,ours=runs/a,runs/b", "x=old/a"]).readings == [
+        "ours stands for runs/a, runs/b, judged as one"
+    ]
+    for name in ("lr=1", "runs/lr=1", "x,y"):
+        (files / name).mkdir()
+        (files / name / "controller.safetensors").touch()
+    found = parse_controllers(["wait,lr=1", "ours=runs/lr=1,runs/a", "x,y", "mine=lone.safetensors"])
+    assert {own.label: own.group for own in found.contestants} == {
+        "wait": None,
+        "lr=1": None,
+        "runs/lr=1": "ours",
+        "a": "ours",
+        "x,y": None,
+        "mine": None,
+    }
+    assert found.readings == [
+        "lr=1 is read as a path, which exists, and not as a group named lr",
+        "ours stands for runs/lr=1, runs/a, judged as one",
+    ]
+    assert labels("mine=x,y") == {"mine": "learned"}
+    assert labels("wait,random,mine=runs/a") == {"wait": "wait", "random": "random", "mine": "learned"}
 
 
 def test_ablations_are_those_of_every_learned_one(files):
-    found = parse_controllers(["wait,x=runs/a,y=lone.safetensors"], ablations=True)
+    found = parse_controllers(["wait,x=runs/a,y=lone.safetensors"], ablations=True).contestants
     assert [own.label for own in found[3:]] == [f"{kind}({of})" for of in "xy" for kind in ABLATIONS]
     assert {(own.of, own.path) for own in found[3:]} == {("x", Path("runs/a")), ("y", Path("lone.safetensors"))}
+
+
+def test_ablations_of_a_group_are_groups(files):
+    assert groups("ours=runs/a,runs/b", "lone.safetensors", ablations=True) == {
+        "ours": ["a", "b"],
+        **{f"{kind}(ours)": [f"{kind}(a)", f"{kind}(b)"] for kind in ABLATIONS},
+    }
+    found = describe_groups(parse_controllers(["ours=runs/a,runs/b"], ablations=True).contestants)
+    assert (found["ours"]["of"], found["replay(ours)"]["of"]) == (None, "ours")
 
 
 def test_tasks_are_families_and_names():
@@ -64,7 +119,21 @@ def test_tasks_are_families_and_names():
         (["heuristc"], "'heuristc' is neither a name nor a path that exists; did you mean heuristic?"),
         (["empty"], "empty holds neither a controller nor a checkpoint"),
         (["x=nowhere"], "'nowhere' is neither a name nor a path"),
-        (["x=runs/a,x=old/a"], "names 'x' twice"),
+        (["x=runs/a,x=old/a"], "names 'x' twice; write x=PATH,PATH in one word"),
+        (["x=runs/a", "x=old/a"], "names 'x' twice; write x=PATH,PATH in one word"),
+        (["x=runs/a", "wait=old/a", "wait"], "names 'wait' twice; give each a name of its own"),
+        (
+            ["ours=runs/a,wait"],
+            "wait is not trained, and the group ours pools trained controllers; write wait as a word",
+        ),
+        (["ours=runs/a,plan.json"], "plan.json is not trained"),
+        (["runs/a,./runs/a"], "names the same one twice: runs/a and ./runs/a"),
+        (["ours=runs/a,runs/a/controller.safetensors"], "names the same one twice: runs/a and runs/a/controller"),
+        (["ours=runs/a,runs/b", "best=runs/a"], "names the same one twice"),
+        (["wait,wait"], "names the same one twice: wait and wait"),
+        (["ours="], "'ours=' must be NAME=PATH"),
+        (["=runs/a"], "'=runs/a' must be NAME=PATH"),
+        (["runs/lr=0.1"], "'runs/lr=0.1' is neither a name nor a path that exists"),
         ([","], "must name at least one"),
     ],
 )
@@ -110,11 +179,13 @@ def test_wrong_settings_are_told(files):
 
 
 def test_the_command_gives_the_same_settings(files):
+    (files / "my run").mkdir()
+    (files / "my run/controller.safetensors").touch()
     config = EvaluationConfig(
-        controllers=("wait", "runs/a"), tasks=("mlp",), rng_seeds=(3, 4), horizon=5, ablations=True
+        controllers=("wait", "ours=runs/a,my run"), tasks=("mlp",), rng_seeds=(3, 4), horizon=5, ablations=True
     )
     assert config.command == (
-        "simic evaluate --controllers wait,runs/a --tasks mlp --num-tasks 16 --rng-seeds 2 --horizon 5 "
+        "simic evaluate --controllers wait 'ours=runs/a,my run' --tasks mlp --num-tasks 16 --rng-seeds 2 --horizon 5 "
         "--first-rng-seed 3 --ablations"
     )
 

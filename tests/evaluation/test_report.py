@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simic.cli import main
-from simic.evaluation.figures import MAX_SERIES, make_series, timeline_rows
-from simic.evaluation.page import PALETTE, amount, spread
+from simic.evaluation.figures import COLOURS, make_series, timeline_rows
+from simic.evaluation.groups import Groups
+from simic.evaluation.page import PALETTE, amount, colours, spread
 from simic.evaluation.report import verdict, write_evaluation_report
 from simic.evaluation.run_report import read_story, running_mean, write_run_report
-from simic.evaluation.statistics import summarize
+from simic.evaluation.statistics import score_table, summarize
 from simic.telemetry.events import (
     Anomaly,
     GamingSuspicion,
@@ -36,7 +37,7 @@ HOSTILE = '<script>alert("1 & 2")</script> $x^2$'
 QUALITY = {"wait": 60.0, "heuristic": 70.0, "learned": 80.0, "replay": 75.0}
 
 
-def make_results(controllers, *, tasks=3, rng_seeds=4, horizon=8, pooled=None):
+def make_results(controllers, *, tasks=3, rng_seeds=4, horizon=8, groups=None):
     """Results as `simic evaluate` writes them; the quality of a controller follows from its kind."""
     rng = np.random.default_rng(0)
     names = [f"mlp-held_out-{i}" for i in range(tasks)]
@@ -71,20 +72,31 @@ def make_results(controllers, *, tasks=3, rng_seeds=4, horizon=8, pooled=None):
                         "seeds": [seed] * grown,
                     }
                 )
+    about = {
+        label: {"kind": kind, "of": origin(label), "description": f"a {kind}"} for label, kind in controllers.items()
+    }
+    grouped = {
+        name: {"kind": controllers[members[0]], "of": origin(name), "members": members}
+        for name, members in (groups or {}).items()
+    }
     return {
-        "format": 1,
+        "format": 2,
         "command": "simic evaluate --controllers " + ",".join(controllers),
         "versions": {"simic": "0.1.0"},
         "settings": {"horizon": horizon},
-        "controllers": {
-            label: {"kind": kind, "of": None, "description": f"a {kind}"} for label, kind in controllers.items()
-        },
+        "controllers": about,
+        "groups": grouped,
         "tasks": names,
         "rng_seeds": list(range(rng_seeds)),
         "notes": [],
         "episodes": episodes,
-        "summary": summarize(episodes, pooled=pooled),
+        "summary": summarize(episodes, Groups(about, grouped)),
     }
+
+
+def origin(label):
+    """Whom `replay(x)` derives from."""
+    return label.removeprefix("replay(").removesuffix(")") if label.startswith("replay(") else None
 
 
 class Seen(HTMLParser):
@@ -142,7 +154,7 @@ def test_report_tells_all_that_was_asked(page):
     seen, _ = check_page(page)
     for part in (
         *(f"{HOSTILE} is better than wait", f"{HOSTILE} is better than heuristic", "gone is left out: <no> reason"),
-        *("Paired differences", "Validation metric", "Score against parameters", "Share of runs above a score"),
+        *("Paired differences", "Validation metric", "Mean score against parameters", "Share of runs above a score"),
         *("by rng seed", "mlp-held_out-2, rng seed 0", "mlp_small +2.5", "grew nothing", "few hosts"),
         *("simic evaluate --controllers wait,heuristic", '"horizon": 8', '"simic": "0.1.0"', "a heuristic"),
     ):
@@ -166,33 +178,68 @@ def test_verdict(low, high, expected):
     assert f"{low:+.2f} to {high:+.2f}" in said
 
 
-def test_a_group_is_judged_against_groups(tmp_path):
-    kinds = {"wait": "wait"}
-    for i in range(3):
-        kinds |= {f"policy-{i}": "learned", f"replay(policy-{i})": "replay"}
-    pooled = {kind: [own for own in kinds if kinds[own] == kind] for kind in ("learned", "replay")}
-    write_evaluation_report(make_results(kinds, pooled=pooled), tmp_path / "report.html")
-    seen, _ = check_page((tmp_path / "report.html").read_text())
-    verdicts = re.findall(r"learned is better than (\S+):", seen.text)
-    assert sorted(verdicts) == ["replay", "wait"]
+def two_groups():
+    """Two groups of unlike size, one policy alone, their replays and a rule."""
+    groups = {"ours": ["a", "b", "c"], "theirs": ["d", "e"]}
+    kinds = {"wait": "wait"} | dict.fromkeys("abcde", "learned") | {"alone": "learned"}
+    kinds |= {f"replay({own})": "replay" for own in [*"abcde", "alone"]}
+    groups |= {f"replay({name})": [f"replay({own})" for own in members] for name, members in groups.items()}
+    return kinds, groups
+
+
+def test_every_group_is_judged_and_drawn_and_nobody_else_is_pooled(tmp_path):
+    kinds, groups = two_groups()
+    results = make_results(kinds, groups=groups)
+    write_evaluation_report(results, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    seen, charts = check_page(page)
+    verdicts = [
+        re.search(r"(?:between )?(\S+) (?:is \w+ than|and) (\S+):", li) for li in re.findall("<li>(.*?)</li>", page)
+    ]
+    judged = [found.groups() for found in verdicts if found]
+    assert {one.removeprefix("<li>") for one, _ in judged} == {"ours", "theirs", "alone"}
+    assert sorted(other for one, other in judged if one == "ours") == ["alone", "replay(ours)", "theirs", "wait"]
+    assert "a, b, c, judged as one" in seen.text
     assert "Each policy by itself" in seen.text
+    rows = ["wait", "ours", "theirs", "alone", "replay(ours)", "replay(theirs)", "replay(alone)"]
+    assert [own.name for own in make_series(results)] == rows
+    curves = [c for c in charts if "Validation metric" in c or "Mean score against" in c or "Share of runs" in c]
+    assert len(curves) == 4
+    for chart in curves:
+        drawn = set(ElementTree.fromstring(chart).itertext())
+        assert drawn >= set(rows)
+        assert not drawn & set("abcde")
 
 
-def test_many_controllers_are_drawn_by_kind():
-    few = {"wait": "wait", "a": "learned", "b": "learned"}
-    series = make_series(make_results(few, tasks=1, rng_seeds=2))
-    assert [own.name for own in series] == ["wait", "a", "b"]
-    assert series[1].colour == series[2].colour == PALETTE[0]
-    assert series[1].dash != series[2].dash
-    many = {"wait": "wait"} | {f"policy-{i}": "learned" for i in range(MAX_SERIES)}
+def test_the_mean_of_a_group_counts_every_policy_alike():
+    kinds, groups = two_groups()
+    results = make_results(kinds, groups=groups)
+    (ours,) = [own for own in make_series(results) if own.name == "ours"]
+    scores = [e["score"] for e in results["episodes"] if e["controller"] in "abc"]
+    assert ours.scores(score_table(results["episodes"])).mean() == pytest.approx(np.mean(scores))
+
+
+def test_colours_never_run_out(monkeypatch):
+    many = {"wait": "wait", "heuristic": "heuristic"} | {f"policy-{i}": "learned" for i in range(40)}
     results = make_results(many, tasks=1, rng_seeds=2)
-    assert [own.name for own in make_series(results)] == ["wait", f"learned ({MAX_SERIES})"]
+    series = make_series(results)
+    assert len({own.colour for own in series}) == len(series) == 42
+    assert series[0].colour == COLOURS["wait"]  # as in every other report
+    assert series[2].colour == PALETTE[0]
+    assert all(re.fullmatch("#[0-9A-F]{6}", own.colour) for own in series)
+    assert len(set(colours([str(i) for i in range(100)]).values())) == 100
+    monkeypatch.setitem(QUALITY, "an eleventh kind", 50.0)
+    (own,) = make_series(make_results({"new": "an eleventh kind"}, tasks=1, rng_seeds=2))
+    assert own.colour
 
 
-def test_timelines_show_the_first_of_each_kind_first():
+def test_timelines_show_every_learned_row_and_then_one_of_each_kind():
     kinds = {"a": "learned", "b": "learned", "heuristic": "heuristic", "wait": "wait"}
     rows = timeline_rows(make_results(kinds), "mlp-held_out-0", 0)
-    assert [name for name, _, _ in rows] == ["a: stem", "heuristic: stem", "b: stem"]
+    assert [name for name, _, _ in rows] == ["a: stem", "b: stem", "heuristic: stem"]
+    kinds = {f"p{i}": "learned" for i in range(7)} | {"heuristic": "heuristic"}
+    rows = timeline_rows(make_results(kinds, groups={"ours": ["p0", "p1"]}), "mlp-held_out-0", 0)
+    assert [name for name, _, _ in rows] == [f"p{i}: stem" for i in (0, 2, 3, 4, 5, 6)]
 
 
 def test_nobody_evaluated(tmp_path):
@@ -342,10 +389,12 @@ def test_command_writes_both_kinds(tmp_path, capsys):
     ("name", "content", "message"),
     [
         ("nowhere", None, "holds neither results.json nor events"),
-        ("broken", "{", "results.json is not whole"),
-        ("newer", '{"format": 2}', "is not of format 1"),
-        ("hollow", '{"format": 1}', "not whole results of simic evaluate (KeyError"),
-        ("other", "[1]", "is not of format 1"),
+        ("broken", "{", "results.json is not valid JSON"),
+        ("deep", "[" * 10**5 + "]" * 10**5, "nests values more than 64 deep"),
+        ("older", '{"format": 1}', "is not of format 2"),
+        ("newer", '{"format": 3}', "is not of format 2"),
+        ("hollow", '{"format": 2}', "not whole results of simic evaluate (KeyError"),
+        ("other", "[1]", "is not of format 2"),
     ],
 )
 def test_command_refuses_what_it_cannot_read(tmp_path, capsys, name, content, message):

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from simic.evaluation.groups import Groups
 from simic.evaluation.statistics import (
     MEASURES,
     PAIRED,
     iqm,
     iqm_interval,
+    mean_interval,
     paired_difference,
     performance_profile,
     probability_of_improvement,
@@ -214,18 +216,35 @@ def make_episodes(controllers=("learned-0", "learned-1", "wait"), tasks=("a", "b
     ]
 
 
+def make_groups(kinds: dict[str, str], **groups: list[str]) -> Groups:
+    """Controllers by kind; `replay(x)` derives from x, and a group of replays from the group of theirs."""
+    owner = {label: name for name, members in groups.items() for label in members}
+
+    def origin(label: str) -> str | None:
+        return label.removeprefix("replay(").removesuffix(")") if label.startswith("replay(") else None
+
+    return Groups(
+        {label: {"kind": kind, "of": origin(label)} for label, kind in kinds.items()},
+        {
+            name: {"kind": kinds[members[0]], "members": members, "of": owner.get(origin(members[0]) or "")}
+            for name, members in groups.items()
+        },
+    )
+
+
 def test_summary_has_every_controller_and_pair():
     episodes = make_episodes()
-    summary = summarize(episodes, pooled={"learned": ["learned-0", "learned-1"]})
-    assert set(summary["controllers"]) == {"learned-0", "learned-1", "wait", "learned"}
+    kinds = {"learned-0": "learned", "learned-1": "learned", "wait": "wait"}
+    summary = summarize(episodes, make_groups(kinds, ours=["learned-0", "learned-1"]))
+    assert set(summary["controllers"]) == {"learned-0", "learned-1", "wait", "ours"}
     assert {name: set(others) for name, others in summary["paired"].items()} == {
-        "learned": {"wait"},  # a group is not compared with its members
-        "wait": {"learned", "learned-0", "learned-1"},
-        "learned-0": {"learned-1", "wait"},
-        "learned-1": {"learned-0", "wait"},
+        "ours": {"wait"},  # a group is not compared with its members
+        "wait": {"ours", "learned-0", "learned-1"},
+        "learned-0": {"wait"},
+        "learned-1": {"wait"},
     }
-    assert set(summary["controllers"]["learned"]) == set(MEASURES)
-    assert set(summary["paired"]["learned"]["wait"]) == set(PAIRED)
+    assert set(summary["controllers"]["ours"]) == set(MEASURES)
+    assert set(summary["paired"]["ours"]["wait"]) == set(PAIRED)
     flops = {label: [e["flops"] for e in episodes if e["controller"] == label] for label in ("learned-0", "wait")}
     ratios = np.log2(np.array(flops["learned-0"]) / np.array(flops["wait"]))
     assert summary["paired"]["learned-0"]["wait"]["log2_flops"]["mean"] == pytest.approx(ratios.mean())
@@ -233,7 +252,60 @@ def test_summary_has_every_controller_and_pair():
     assert figure["mean"] == pytest.approx(np.mean(flops["learned-0"]) - np.mean(flops["wait"]))
     assert figure["low"] <= figure["hosts_low"] < figure["hosts_high"] <= figure["high"]
     pooled = [summary["controllers"][label]["score"]["mean"] for label in ("learned-0", "learned-1")]
-    assert summary["controllers"]["learned"]["score"]["mean"] == pytest.approx(np.mean(pooled))
+    assert summary["controllers"]["ours"]["score"]["mean"] == pytest.approx(np.mean(pooled))
+
+
+def test_without_groups_all_meet_all_and_both_sides_say_the_same():
+    paired = summarize(make_episodes())["paired"]
+    assert {label: len(others) for label, others in paired.items()} == {"learned-0": 2, "learned-1": 2, "wait": 2}
+    one, other = paired["wait"]["learned-0"]["score"], paired["learned-0"]["wait"]["score"]
+    assert (one["mean"], one["low"], one["hosts_high"]) == (-other["mean"], -other["high"], -other["hosts_low"])
+    assert one["probability_low"] == 1 - other["probability_high"]
+    alike = [episode | {"score": 1.0} for episode in make_episodes()]
+    for others in summarize(alike)["paired"].values():
+        assert {f"{figure['score'][name]:+.1f}" for figure in others.values() for name in ("mean", "low")} == {"+0.0"}
+
+
+def test_groups_of_any_size_are_compared_and_ablations_meet_their_own_kin():
+    policies = ["a", "b", "c", "d", "e", "alone"]
+    kinds = dict.fromkeys(policies, "learned") | {f"replay({p})": "replay" for p in policies} | {"wait": "wait"}
+    groups = {"ours": ["a", "b"], "theirs": ["c", "d", "e"]}
+    groups |= {f"replay({name})": [f"replay({p})" for p in members] for name, members in groups.items()}
+    paired = summarize(make_episodes(tuple(kinds)), make_groups(kinds, **groups))["paired"]
+    assert set(paired["ours"]) == {"theirs", "alone", "wait", "replay(ours)", "c", "d", "e"}
+    assert set(paired["alone"]) == {"ours", "theirs", "wait", "replay(alone)", "a", "b", "c", "d", "e"}
+    assert set(paired["replay(ours)"]) == {"ours", "wait"}
+    assert set(paired["a"]) == {"replay(a)", "theirs", "alone", "wait"}
+    assert set(paired["replay(a)"]) == {"a"}
+    figure = paired["ours"]["theirs"]["score"]
+    assert figure["low"] < figure["mean"] < figure["high"]
+
+
+def test_policies_that_were_trained_apart_are_not_paired_by_place():
+    # Within each group policies differ by 10; by place they would cancel, and the difference would look certain.
+    noise = np.random.default_rng(0).normal(size=(1, 3, 8))
+    x, y = (np.array([0.0, 10.0])[:, None, None] + noise for _ in range(2))
+    matched, apart = (paired_difference(x, y, matched=own) for own in (True, False))
+    assert matched.value == apart.value == 0.0
+    assert matched.high - matched.low == pytest.approx(0.0, abs=1e-9)
+    assert apart.high - apart.low > 10
+    assert probability_of_improvement(x, y, matched=False).value == pytest.approx(0.5)
+    # One policy on a side has nobody else to be paired with.
+    assert paired_difference(x, y[:1], matched=False) == paired_difference(x, y[:1])
+    assert probability_of_improvement(x, y[:1], matched=False) == probability_of_improvement(x, y[:1])
+
+
+def test_difference_of_groups_by_hand():
+    x, y = np.array([[[1.0, 3.0]], [[5.0, 7.0]]]), np.array([[[0.0, 1.0]], [[2.0, 3.0]], [[1.0, 8.0]]])
+    assert paired_difference(x, y, matched=False).value == pytest.approx(4.0 - 2.5)
+    wins = [[(a > b) + (a == b) / 2 for a in p[0] for b in q[0]] for p in x for q in y]
+    assert probability_of_improvement(x, y, matched=False).value == pytest.approx(np.mean(wins))
+
+
+def test_mean_interval_is_the_stratified_bootstrap():
+    # Runs differ by 2 within a task, tasks by 100: tasks are not resampled.
+    scores = np.array([[0.0, 2.0], [100.0, 102.0]])
+    assert mean_interval(scores) == (51.0, 50.0, 52.0)
 
 
 def test_summary_depends_on_neither_order_nor_chance():
@@ -251,12 +323,6 @@ def test_tasks_are_rows_and_rng_seeds_columns():
     np.testing.assert_array_equal(score_table(episodes)["wait"]["score"], [[[13, 17], [23, 27]]])
 
 
-def test_against_limits_the_pairs():
-    paired = summarize(make_episodes(), against=["wait"])["paired"]
-    assert paired["wait"] == {}
-    assert set(paired["learned-0"]) == {"wait"}
-
-
 def change(episodes, **values):
     return [{**episodes[0], **values}, *episodes[1:]]
 
@@ -270,10 +336,9 @@ def change(episodes, **values):
         (change(make_episodes(), score=float("nan")), {}, "score of 'learned-0' on task 'a' with rng seed 0 is nan"),
         (make_episodes(("wait",)) + make_episodes(("wait",), ("c",), range(2)), {}, "same number of rng seeds"),
         (change(make_episodes(), flops=0.0), {}, "flops of 'learned-0' on task 'a' with rng seed 0 is 0.0"),
-        (make_episodes(), {"against": ["heuristic"]}, "no episodes of \\['heuristic'\\]"),
-        (make_episodes(), {"pooled": {"wait": ["learned-0"]}}, "named like a controller"),
-        (make_episodes(), {"pooled": {"learned": ["learned-7"]}}, "needs members that were evaluated"),
-        (make_episodes(), {"pooled": {"learned": []}}, "needs members that were evaluated"),
+        (make_episodes(), {"groups": Groups({}, {"wait": {"members": ["learned-0"]}})}, "named like a controller"),
+        (make_episodes(), {"groups": Groups({}, {"ours": {"members": ["learned-7"]}})}, "needs members that were eval"),
+        (make_episodes(), {"groups": Groups({}, {"ours": {"members": []}})}, "needs members that were evaluated"),
     ],
 )
 def test_bad_input_is_named(episodes, options, message):

@@ -195,7 +195,7 @@ def test_a_plan_plays_from_its_file_and_can_be_imitated(tmp_path, tiny_task):
 def test_who_cannot_play_is_refused_before_anything_begins(tmp_path, tiny_task):
     file = tmp_path / "other.safetensors"
     save_bundle(file, {"about": {"network": "Another"}, "network": {}})
-    with pytest.raises(BundleError, match=r"other\.safetensors holds no growth controller: its network is 'Another'"):
+    with pytest.raises(BundleError, match=r"other\.safetensors: not a saved agent: its format is None"):
         learn(tmp_path / "run", algorithm="imitation", episodes=[str(file)], updates=1, workers=1)
     assert not (tmp_path / "run/config.json").exists()
 

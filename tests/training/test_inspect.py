@@ -87,7 +87,7 @@ def test_nonsense_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         inspect_path(tmp_path / "text")
     save_bundle(tmp_path / "other", {"a": 1})
-    with pytest.raises(ValueError, match="is a simic file, but no controller"):
+    with pytest.raises(ValueError, match="other: not a saved agent: its format is None"):
         inspect_path(tmp_path / "other")
 
 

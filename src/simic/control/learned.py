@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from simic.bundle import BundleError, load_bundle
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
 from simic.control.observation import Observation, ObservationSpec, observe
+from simic.passes import preserved_rng
 from simic.policy.acting import choose
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
+from simic.policy.saved import (
+    FORMAT,
+    check_format,
+    check_scales,
+    check_tensors,
+    naming,
+    read_policy_config,
+    shown,
+)
 
 
 def make_network(config: PolicyConfig | None = None) -> FactoredRecurrentActorCritic:
@@ -98,29 +108,23 @@ class LearnedController:
         self._generator.set_state(state["generator"])
 
 
+class SavedController(NamedTuple):
+    """A trained controller from a file."""
+
+    state: dict[str, Any]
+    """What was saved, checked: see `PPOAgent.state_dict`."""
+    network: FactoredRecurrentActorCritic
+
+
+def load_controller(path: str | Path) -> SavedController:
+    """The controller in a file that `PPOAgent.save` or `save_controller` wrote; anything else is refused."""
+    state = load_bundle(path)
+    return SavedController(state, network_of(state, path))
+
+
 def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
-    """The network of a saved agent; one that is no growth controller, or sees other features, is refused."""
-    return network_of(load_bundle(path), path)
-
-
-def holds_controller(path: str | Path) -> bool:
-    """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
-    if not Path(path).is_file():
-        return False
-    saved = load_bundle(path)
-    return isinstance(saved, dict) and "network" in saved
-
-
-def network_of(saved: Any, path: str | Path) -> FactoredRecurrentActorCritic:
-    """The network in an agent's saved state, which was found at `path`."""
-    about = saved.get("about", {}) if isinstance(saved, dict) else {}
-    if about.get("network") != FactoredRecurrentActorCritic.__name__:
-        raise BundleError(f"{path} holds no growth controller: its network is {about.get('network')!r}")
-    network = make_network(PolicyConfig(**about["policy"]))
-    if about["sizes"] != network.sizes:
-        raise BundleError(f"{path} looks at {about['sizes']} features, this simic shows {network.sizes}; train it anew")
-    network.load_state_dict(saved["network"])
-    return network
+    """The network of `load_controller`."""
+    return load_controller(path).network
 
 
 def load_pretrained() -> FactoredRecurrentActorCritic:
@@ -128,3 +132,33 @@ def load_pretrained() -> FactoredRecurrentActorCritic:
     pretrained.check_controller()
     with resources.as_file(pretrained.CONTROLLER) as path:
         return load_network(path)
+
+
+def holds_controller(path: str | Path) -> bool:
+    """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
+    if not Path(path).is_file():
+        return False
+    saved = load_bundle(path)
+    return isinstance(saved, dict) and (saved.get("format") == FORMAT or "network" in saved)
+
+
+def network_of(state: Any, path: str | Path) -> FactoredRecurrentActorCritic:
+    """The network in an agent's saved state, which was found at `path`; nothing is built before sizes are checked."""
+    with naming(path):
+        check_format(state)
+        about, weights = state["about"], state["network"]
+        if about["network"] != FactoredRecurrentActorCritic.__name__:
+            raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")
+        num_weights = sum(value.numel() for value in weights.values() if isinstance(value, torch.Tensor))
+        config = read_policy_config(about["policy"], num_weights)
+        with preserved_rng():  # the weights that are drawn here are replaced
+            network = make_network(config)
+        if about["sizes"] != network.sizes:
+            features = f"{shown(about['sizes'])} features, this simic shows {network.sizes}"
+            raise BundleError(f"it looks at {features}; train it anew")
+        if about["heads"] != list(network.tree.heads):
+            raise BundleError(f"its heads are {shown(about['heads'])}, not {list(network.tree.heads)}; train it anew")
+        check_tensors(weights, network.state_dict())
+        check_scales(state)
+    network.load_state_dict(weights)
+    return network

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from simic import pretrained
 from simic.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
+from simic.json_files import read_json
 from simic.lifecycle import LifecycleConfig
+
+MAX_BYTES = 2**20
+"""Of a plan's file."""
+MAX_NUMBER = 1_000_000
+"""Decisions and seeds of a plan: more than any episode has."""
+REMEDY = "`simic schedule` writes one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +51,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, least in (("first", 0), ("interval", 1), ("max_seeds", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.size <= 1:
-            raise ValueError(f"size must be a rank from 0 to 1, got {self.size}")
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} must be a whole number, got {value!r:.60}")
+            if not least <= value <= MAX_NUMBER:
+                raise ValueError(f"{name} must be at least {least} and at most {MAX_NUMBER}, got {value}")
+        if type(self.size) not in (int, float) or not 0 <= self.size <= 1:
+            raise ValueError(f"size must be a rank from 0 to 1, got {self.size!r:.60}")
+        if not isinstance(self.blueprints, tuple) or not all(isinstance(name, str) for name in self.blueprints):
+            raise TypeError(f'blueprints must be names, such as ("mlp", "conv"), got {self.blueprints!r:.60}')
         for name in ("style", "tempo", "alpha_target"):
             if getattr(self, name) not in HEAD_VALUES[name]:
-                raise ValueError(f"{name} must be one of {HEAD_VALUES[name]}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {HEAD_VALUES[name]}, got {getattr(self, name)!r:.60}")
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -58,18 +71,21 @@ class Plan:
 
 def load_plan(path: Path | None = None) -> Plan:
     """The plan in a JSON file; without one the plan that ships with simic, the best found on training tasks."""
-    source = pretrained.SCHEDULE if path is None else path
+    if path is None:
+        with resources.as_file(pretrained.SCHEDULE) as shipped:
+            return load_plan(shipped)
+    table = read_json(path, max_bytes=MAX_BYTES, remedy=REMEDY)
     try:
-        table: Any = json.loads(source.read_text(encoding="utf-8"))
         if not isinstance(table, dict):
             raise ValueError("it is no table")
-        unknown = sorted(set(table) - {field.name for field in fields(Plan)})
-        if unknown:
-            raise ValueError(f"a plan has no {', '.join(unknown)}")
-        settings: dict[str, Any] = {**table, "blueprints": tuple(table.get("blueprints", ()))}
-        return Plan(**settings)
+        if unknown := sorted(set(table) - {field.name for field in fields(Plan)}):
+            raise ValueError(f"a plan has no {repr(', '.join(unknown))[1:-1]:.60}")  # escaped: it may hold any sign
+        blueprints = table.get("blueprints", [])
+        if not isinstance(blueprints, list):
+            raise ValueError(f"blueprints must be a list of names, got {blueprints!r:.60}")
+        return Plan(**{**table, "blueprints": tuple(blueprints)})
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{source} holds no plan: {error}; `simic schedule` writes one") from None
+        raise ValueError(f"{path} holds no plan: {error}; {REMEDY}") from None
 
 
 class PlanController:

@@ -22,8 +22,9 @@ class EvaluateCommand:
     """Compare controllers on the same fresh hosts, on test data: table, results.json, CSV and a report."""
 
     controllers: tuple[str, ...] = ("wait", "random", "schedule", "heuristic", "autogrow")
-    """Who: wait, random, schedule, heuristic, autogrow, pretrained, a run, checkpoint, controller file or plan (.json),
-    separated by commas; label=PATH names one."""
+    """Who, separated by commas or spaces: wait, random, schedule, heuristic, autogrow, pretrained, a run, checkpoint,
+    controller file or plan (.json). NAME=PATH names one; NAME=PATH,PATH judges several policies as one, to the end of
+    the word: `wait,heuristic ours=runs/a,runs/b baseline=runs/c`."""
     tasks: tuple[str, ...] = ("mlp:held_out",)
     """On what, separated by commas: FAMILY[:SPLIT] (held_out unless said) or the name of a task."""
     num_tasks: int = EvaluationConfig.num_tasks

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
-from simic.evaluation.names import Contestant, NamedTask, parse_controllers, parse_tasks
+from simic.evaluation.names import Contestant, Lineup, NamedTask, parse_controllers, parse_tasks
 from simic.lifecycle import Incubation, LifecycleConfig
 
 
@@ -15,7 +16,7 @@ class EvaluationConfig:
     """An evaluation; everything that its results follow from."""
 
     controllers: tuple[str, ...]
-    """Names of rules, `pretrained`, paths of trained controllers or of plans, or label=path."""
+    """Words of names of rules, `pretrained`, paths of trained controllers or plans; name=PATH,PATH judges as one."""
     tasks: tuple[str, ...]
     """FAMILY[:SPLIT] or names of tasks."""
     rng_seeds: tuple[int, ...]
@@ -41,9 +42,14 @@ class EvaluationConfig:
             raise ValueError("one host says nothing about another: give at least 2 rng seeds, or 2 tasks")
 
     @cached_property
+    def lineup(self) -> Lineup:
+        """Who competes, ablations included, and how the words were read."""
+        return parse_controllers(self.controllers, ablations=self.ablations)
+
+    @property
     def contestants(self) -> list[Contestant]:
         """Who competes, ablations included."""
-        return parse_controllers(self.controllers, ablations=self.ablations)
+        return self.lineup.contestants
 
     @cached_property
     def named_tasks(self) -> list[NamedTask]:
@@ -56,7 +62,8 @@ class EvaluationConfig:
         first, count = min(self.rng_seeds), len(self.rng_seeds)
         if self.rng_seeds != tuple(range(first, first + count)):
             return f"simic.evaluation.evaluate with {self}"
-        words = ["simic evaluate", f"--controllers {','.join(self.controllers)}", f"--tasks {','.join(self.tasks)}"]
+        controllers = shlex.join(self.controllers)  # words: a comma would let a group go on
+        words = ["simic evaluate", f"--controllers {controllers}", f"--tasks {','.join(self.tasks)}"]
         words += [f"--num-tasks {self.num_tasks}", f"--rng-seeds {count}", f"--horizon {self.horizon}"]
         words += [f"--first-rng-seed {first}"] * (first > 0)
         words += [f"--incubation {self.incubation}"] * (self.incubation != LifecycleConfig.incubation)

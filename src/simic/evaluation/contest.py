@@ -21,15 +21,15 @@ import simic
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.contestants import Settings, Unit, find_task, given_by_episodes, given_to, play_unit
+from simic.evaluation.groups import Groups
 from simic.evaluation.measure import RENT
-from simic.evaluation.names import Contestant, NamedTask
-from simic.evaluation.output import Parts, Teller, print_tables, write_results
+from simic.evaluation.names import Contestant, NamedTask, describe_groups
+from simic.evaluation.output import FORMAT, Parts, Teller, print_tables, write_results
 from simic.evaluation.statistics import summarize
 from simic.lifecycle import LifecycleConfig
 from simic.training.episodes import Weights
 from simic.training.workers import WorkerPool
 
-FORMAT = 1
 DECISIVE = (
     *("actions.py", "lifecycle.py", "ramps.py", "slots.py", "passes.py", "control", "environment", "growth"),
     *("policy", "rewards", "tasks", "evaluation/contestants.py", "evaluation/flops.py", "evaluation/measure.py"),
@@ -55,6 +55,8 @@ def evaluate(
         controllers=tuple(controllers), tasks=tuple(tasks), rng_seeds=tuple(map(int, rng_seeds)), **options
     )
     contest = Contest(config, None if out is None else out / "parts", quiet=quiet)
+    for reading in config.lineup.readings:
+        contest.teller.say(reading)
     results = contest.run(workers)
     if out is not None:
         write_results(results, contest.timing(), out)
@@ -160,6 +162,15 @@ class Contest:
                 continue
             for task, part in parts.items():
                 episodes += [{"controller": own.label, "task": task} | episode for episode in part["episodes"]]
+        played = {episode["controller"] for episode in episodes}
+        controllers = {
+            own.label: {"kind": own.kind, "of": own.of, "description": own.description} for own in config.contestants
+        }
+        groups = {
+            name: about
+            for name, about in describe_groups(config.contestants).items()
+            if played.issuperset(about["members"])
+        }
         return {
             "format": FORMAT,
             "command": config.command,
@@ -176,24 +187,14 @@ class Contest:
                 "sample": config.sample,
                 "rent_weight": RENT,
             },
-            "controllers": {
-                own.label: {"kind": own.kind, "of": own.of, "description": own.description}
-                for own in config.contestants
-            },
+            "controllers": controllers,
+            "groups": groups,
             "tasks": [str(task) for task in config.named_tasks],
             "rng_seeds": list(config.rng_seeds),
             "notes": notes,
             "episodes": episodes,
-            "summary": summarize(episodes, pooled=self._pooled({episode["controller"] for episode in episodes})),
+            "summary": summarize(episodes, Groups(controllers, groups)),
         }
-
-    def _pooled(self, played: set[str]) -> dict[str, list[str]]:
-        """Several learned controllers, and their ablations, are also judged as one under the name of their kind."""
-        kinds: dict[str, list[str]] = {}
-        for own in self.config.contestants:
-            if own.label in played and (own.kind == "learned" or own.of is not None):
-                kinds.setdefault(own.kind, []).append(own.label)
-        return {kind: labels for kind, labels in kinds.items() if len(labels) > 1 and kind not in played}
 
 
 def _timed_unit(settings: Settings, unit: Unit) -> dict[str, Any]:

@@ -129,14 +129,14 @@ def _find_network(path: Path | None) -> FactoredRecurrentActorCritic:
     if path.is_file():
         return load_network(path)
     if (path / MANIFEST).is_file():
-        return network_of(load_checkpoint(path).tree["agent"], path)
+        return network_of(load_checkpoint(path).agent, path)
     run = RunDirectory(path)
     if run.controller.is_file():
         return load_network(run.controller)
     found = find_checkpoint(run.checkpoints).checkpoint
     if found is None:
         raise ValueError(f"{path} holds neither a controller nor a whole checkpoint")
-    return network_of(found.tree["agent"], found.path)
+    return network_of(found.agent, found.path)
 
 
 # Contestants that lead a host from its start.

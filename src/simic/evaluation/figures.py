@@ -1,16 +1,18 @@
-"""The charts of an evaluation. Each function fills axes; colours follow the kind of controller, everywhere the same."""
+"""The charts of an evaluation. Each function fills axes; a row of the tables has one colour in all of them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simic.evaluation.page import INK, PALETTE, label_ends
-from simic.evaluation.statistics import iqm_interval, performance_profile
+from simic.evaluation.groups import Groups
+from simic.evaluation.page import INK, PALETTE, endless_colours, label_ends
+from simic.evaluation.statistics import mean_interval, performance_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,28 +24,23 @@ KINDS = (
     *("learned", "heuristic", "schedule", "random", "static_final"),
     *("autogrow", "wait", "replay", "static_wide", "shuffled"),
 )
-COLOURS = dict(zip(KINDS, PALETTE, strict=True))
+COLOURS = dict(zip(KINDS, PALETTE, strict=False))
+"""Of the first row of a kind, in every report; further rows and other kinds get colours that are still free."""
 FATES = {"fossilized": "#009E73", "pruned": "#8A8A8A", "live": "#56B4E9"}
 DASHES = ("-", "--", ":", "-.")
-MAX_SERIES = 10
-SHOWN_FIRST = ("learned", "heuristic", "schedule", "autogrow", "replay", "random")
-"""Whose growth a timeline shows, the first ones first."""
+SHOWN_AFTER = ("heuristic", "schedule", "autogrow", "replay", "random")
+"""Whose growth a timeline shows if there is room after the learned ones, the first ones first."""
 MAX_TIMELINES = 4
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn as one line: a controller, or all of a kind where there are too many to tell apart."""
+    """What is drawn as one line: a row of the tables, which is a controller or a group."""
 
     name: str
-    kind: str
     labels: tuple[str, ...]
+    colour: str
     dash: str
-
-    @property
-    def colour(self) -> str:
-        """That of the kind."""
-        return COLOURS.get(self.kind, PALETTE[0])
 
     def episodes(self, results: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Of all its controllers."""
@@ -55,18 +52,33 @@ class Series:
 
 
 def make_series(results: Mapping[str, Any]) -> list[Series]:
-    """Everybody who played; lumped by kind if there are more than MAX_SERIES."""
-    played = dict.fromkeys(episode["controller"] for episode in results["episodes"])
-    kinds: dict[str, list[str]] = {}
-    for label in played:
-        kinds.setdefault(results["controllers"][label]["kind"], []).append(label)
-    if len(played) > MAX_SERIES:
-        return [
-            Series(kind if len(labels) == 1 else f"{kind} ({len(labels)})", kind, tuple(labels), "-")
-            for kind, labels in kinds.items()
-        ]
-    dash = {label: DASHES[i % len(DASHES)] for labels in kinds.values() for i, label in enumerate(labels)}
-    return [Series(label, results["controllers"][label]["kind"], (label,), dash[label]) for label in played]
+    """Every row, those of more controllers than one included."""
+    groups, places = Groups.of_results(results), Counter[str]()
+    series, colours = [], row_colours(results)
+    for row in played_rows(results):
+        kind = groups.kind(row)
+        series.append(Series(row, groups.members(row), colours[row], DASHES[places[kind] % len(DASHES)]))
+        places[kind] += 1
+    return series
+
+
+def played_rows(results: Mapping[str, Any]) -> list[str]:
+    """The rows that have episodes; a group stands where its first member does."""
+    owner = Groups.of_results(results).owner
+    return list(dict.fromkeys(owner.get(label) or label for label in results["summary"]["controllers"]))
+
+
+def row_colours(results: Mapping[str, Any]) -> dict[str, str]:
+    """The colour of every row, and of the members of groups, which have that of their group."""
+    groups, chosen = Groups.of_results(results), dict[str, str]()
+    rows = played_rows(results)
+    for row in rows:
+        colour = COLOURS.get(groups.kind(row))
+        if colour is not None and colour not in chosen.values():
+            chosen[row] = colour
+    free = (colour for colour in endless_colours() if colour not in chosen.values())
+    chosen |= dict(zip([row for row in rows if row not in chosen], free, strict=False))
+    return chosen | {member: chosen[row] for member, row in groups.owner.items() if row in chosen}
 
 
 def curves(axes: Axes, results: Mapping[str, Any], series: Sequence[Series], name: str) -> None:
@@ -100,11 +112,11 @@ def times(doublings: float, _: object = None) -> str:
 
 
 def frontier(axes: Axes, series: Sequence[Series], table: Table, costs: Mapping[str, float]) -> None:
-    """Score against what it costs, and the line of those that nobody beats in both."""
+    """Mean score against what it costs, and the line of those that nobody beats in both."""
     ends, points = [], []
     for own in series:
         cost = float(np.mean([costs[label] for label in own.labels]))
-        score = iqm_interval(own.scores(table))
+        score = mean_interval(own.scores(table))
         axes.plot((cost, cost), (score.low, score.high), color=own.colour, linewidth=1)
         axes.plot(cost, score.value, "o", color=own.colour, markersize=6)
         points.append((cost, score.value))
@@ -140,19 +152,18 @@ def profile(axes: Axes, series: Sequence[Series], table: Table) -> None:
 
 
 def differences(axes: Axes, rows: Sequence[tuple[str, str, Mapping[str, float]]]) -> None:
-    """Paired differences (other, its kind, figures) with their intervals, around a line at 0."""
+    """Paired differences (other, its colour, figures) with their intervals, around a line at 0."""
     rows = sorted(rows, key=lambda row: row[2]["mean"])
     axes.axvline(0, color=INK, linewidth=0.8)
-    for y, (_, kind, figure) in enumerate(rows):
-        colour = COLOURS.get(kind, PALETTE[0])
+    for y, (_, colour, figure) in enumerate(rows):
         axes.plot((figure["low"], figure["high"]), (y, y), color=colour, linewidth=2.4)
         axes.plot(figure["mean"], y, "o", color=colour, markersize=6)
-    _name_rows(axes, [(f"minus {other}", COLOURS.get(kind, PALETTE[0])) for other, kind, _ in rows])
-    axes.set_xlabel("points of score")
+    _name_rows(axes, [(f"minus {other}", colour) for other, colour, _ in rows])
+    axes.set_xlabel("points of mean score")
 
 
 def timeline(axes: Axes, rows: Sequence[tuple[str, str, list[Mapping[str, Any]]]], horizon: int) -> None:
-    """One row (name, kind, seeds) per slot: from germination to its end, with blueprint and contribution."""
+    """One row (name, colour, seeds) per slot: from germination to its end, with blueprint and contribution."""
     for y, (_, _, seeds) in enumerate(rows):
         ends = [*(seed["germinated"] for seed in seeds[1:]), horizon]
         for seed, following in zip(seeds, ends, strict=False):
@@ -168,7 +179,7 @@ def timeline(axes: Axes, rows: Sequence[tuple[str, str, list[Mapping[str, Any]]]
         if not seeds:
             axes.text(horizon * 0.01, y, "grew nothing", va="center", fontsize=8, alpha=0.7)
     axes.set_xlim(0, horizon)
-    _name_rows(axes, [(name, COLOURS.get(kind, PALETTE[0])) for name, kind, _ in rows])
+    _name_rows(axes, [(name, colour) for name, colour, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("decision")
 
@@ -176,28 +187,26 @@ def timeline(axes: Axes, rows: Sequence[tuple[str, str, list[Mapping[str, Any]]]
 def timeline_rows(
     results: Mapping[str, Any], task: str, rng_seed: int
 ) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
-    """What some controllers grew on one host, a row per controller and slot."""
-    kinds = {label: about["kind"] for label, about in results["controllers"].items()}
-    here = [e for e in results["episodes"] if (e["task"], e["rng_seed"]) == (task, rng_seed)]
-    here = sorted(
-        (e for e in here if kinds[e["controller"]] in SHOWN_FIRST), key=lambda e: _rank(kinds, e["controller"])
-    )
-    rows = []
-    for episode in here[:MAX_TIMELINES]:
+    """What some controllers grew on one host (name, colour, seeds), a row per controller and slot."""
+    colours, rows = row_colours(results), list[tuple[str, str, list[Mapping[str, Any]]]]()
+    here = {e["controller"]: e for e in results["episodes"] if (e["task"], e["rng_seed"]) == (task, rng_seed)}
+    for label in _shown_in_timelines(results):
         slots: dict[str, list[Mapping[str, Any]]] = {}
-        for seed in sorted(episode["seeds"], key=lambda seed: seed["germinated"]):
+        for seed in sorted(here[label]["seeds"], key=lambda seed: seed["germinated"]):
             slots.setdefault(seed["slot"], []).append(seed)
-        label = episode["controller"]
-        rows += [(f"{label}: {slot}", kinds[label], slots[slot]) for slot in sorted(slots)] or [
-            (label, kinds[label], [])
+        rows += [(f"{label}: {slot}", colours[label], slots[slot]) for slot in sorted(slots)] or [
+            (label, colours[label], [])
         ]
     return rows
 
 
-def _rank(kinds: Mapping[str, str], label: str) -> int:
-    """The first of each kind come before the second ones."""
-    alike = [own for own in kinds if kinds[own] == kinds[label]]
-    return alike.index(label) * len(SHOWN_FIRST) + SHOWN_FIRST.index(kinds[label])
+def _shown_in_timelines(results: Mapping[str, Any]) -> list[str]:
+    """The first controller of every learned row; then one of each kind that grows, while there is room."""
+    groups, rows = Groups.of_results(results), played_rows(results)
+    learned = groups.learned(rows)
+    others = [next((row for row in rows if groups.kind(row) == kind), None) for kind in SHOWN_AFTER]
+    chosen = [*learned, *filter(None, others)][: max(MAX_TIMELINES, len(learned))]
+    return [groups.members(row)[0] for row in chosen]
 
 
 def _count_in_factors(axes: Axes, axis: Axis) -> None:
@@ -216,6 +225,11 @@ def _name_rows(axes: Axes, names: Sequence[tuple[str, str]]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.spines["left"].set_visible(False)
+
+
+def lines_height(lines: int) -> float:
+    """Inches of a chart that names so many lines beside it."""
+    return max(3.4, 0.9 + 0.17 * lines)
 
 
 def rows_height(rows: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -14,19 +15,28 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from simic.evaluation.groups import Groups
 from simic.telemetry.recorder import writing
 from simic.training.progress import PatientConsole
 
-COLUMNS = ("controller", "task", "rng_seed", "metric", "score", "area", "parameters", "host_parameters", "flops")
+FORMAT = 2
+"""Of results.json."""
+COLUMNS = (
+    *("group", "controller", "task", "rng_seed", "metric", "score", "area"),
+    *("parameters", "host_parameters", "flops", "accuracy_per_parameter", "seeds", "fossils"),
+)
+MAIN_FIGURE = "mean score"
+"""What controllers are ranked and compared by; its name wherever it stands."""
 SHOWN = {
-    "score": ("score", 1.0, ".2f"),
+    "score": (MAIN_FIGURE, 1.0, ".2f"),
     "metric": ("test %", 1.0, ".2f"),
     "area": ("area %", 1.0, ".2f"),
     "parameters": ("parameters", 1.0, ",.0f"),
     "flops": ("MFLOP", 1e-6, ",.1f"),
 }
-"""Measures in the table: heading, factor to the unit, format."""
+"""Measures in the table, all of them means over hosts: heading, factor to the unit, format."""
 
 
 class Parts:
@@ -41,9 +51,11 @@ class Parts:
     def get(self, key: str) -> Any | None:
         """The unit's part, if it is done."""
         if key not in self._parts and self._directory is not None:
-            # What is missing, or was torn by a power cut, is done again.
-            with suppress(FileNotFoundError, ValueError):
-                self._parts[key] = json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8"))
+            # What is missing, was torn by a power cut or changed since is done again.
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+                kept = json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8"))
+                if kept["sha256"] == _digest(json.dumps(kept["part"], allow_nan=False)):
+                    self._parts[key] = kept["part"]
         return self._parts.get(key)
 
     def put(self, key: str, part: Any) -> None:
@@ -51,7 +63,7 @@ class Parts:
         text = json.dumps(part, allow_nan=False)
         self._parts[key] = json.loads(text)  # as it will be read
         if self._directory is not None:
-            write_text(self._directory / f"{key}.json", text)
+            write_text(self._directory / f"{key}.json", f'{{"sha256": "{_digest(text)}", "part": {text}}}\n')
 
 
 class Teller:
@@ -77,7 +89,7 @@ class Teller:
         self._bar.update(self._task, completed=self._done, description=label)
         if self._bar.disable and not kept:
             scores = [episode["score"] for episode in part["episodes"]]
-            figure = f"score {sum(scores) / len(scores):.2f}" if scores else part["note"]
+            figure = f"{MAIN_FIGURE} {sum(scores) / len(scores):.2f}" if scores else part["note"]
             line = f"{self._done}/{self._total}  {label} on {task}: {figure}  ({part['seconds']:.1f} s)"
             self.console.print(line, markup=False)
 
@@ -91,11 +103,13 @@ def write_results(results: dict[str, Any], timing: dict[str, Any], out: Path) ->
     write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
     write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*COLUMNS, "accuracy_per_parameter", "seeds", "fossils"], extrasaction="ignore")
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
     writer.writeheader()
+    owner = Groups.of_results(results).owner
     for episode in results["episodes"]:
         fossils = sum(seed["fate"] == "fossilized" for seed in episode["seeds"])
-        writer.writerow(episode | {"seeds": len(episode["seeds"]), "fossils": fossils})
+        group = owner.get(episode["controller"], episode["controller"])
+        writer.writerow(episode | {"group": group, "seeds": len(episode["seeds"]), "fossils": fossils})
     write_text(out / "episodes.csv", text.getvalue())
 
 
@@ -111,28 +125,41 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_tables(results: dict[str, Any], console: Console) -> None:
-    """Means of all contestants, best score first; and by how much each learned one beats the others in score."""
+    """Means of all rows, best mean score first, members below their group; and how much each learned row is ahead."""
     figures, paired = results["summary"]["controllers"], results["summary"]["paired"]
+    groups = Groups.of_results(results)
     order = sorted(figures, key=lambda label: -figures[label]["score"]["mean"])
-    means = _table("controller", *(heading for heading, _, _ in SHOWN.values()))
-    for label in order:
-        row = (format(factor * figures[label][name]["mean"], spec) for name, (_, factor, spec) in SHOWN.items())
-        means.add_row(label, *row)
+    rows = groups.rows(order)
+    means = _table("means over all hosts", *(heading for heading, _, _ in SHOWN.values()))
+
+    def add(label: str, name: str) -> None:
+        cells = (format(factor * figures[label][name]["mean"], spec) for name, (_, factor, spec) in SHOWN.items())
+        means.add_row(Text(name), *cells)
+
+    for row in rows:
+        add(row, row)
+        for member in order:
+            if groups.owner.get(member) == row:
+                add(member, f"  {member}")
     console.print(means)
-    kinds = {label: about["kind"] for label, about in results["controllers"].items()}
-    learned = [label for label in order if kinds.get(label, label) == "learned"]  # a group is named after its kind
-    if not learned or len(order) < 2:
+    learned = groups.learned(rows)
+    if not learned or len(rows) < 2:
         return
-    differences = _table("score, and its 95 % interval", *learned)
-    for other in order:
+    differences = _table(f"{MAIN_FIGURE} (95 % interval)", *learned)
+    for other in rows:
         own = [paired[label].get(other, {}).get("score") for label in learned]
-        row = (f"{f['mean']:+.2f} ({f['low']:+.2f}, {f['high']:+.2f})" if f else "" for f in own)
-        differences.add_row(f"minus {other}", *row)
+        if any(own):
+            cells = (f"{f['mean']:+.2f} ({f['low']:+.2f}, {f['high']:+.2f})" if f else "" for f in own)
+            differences.add_row(Text(f"minus {other}"), *cells)
     console.print(differences)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _table(first: str, *others: str) -> Table:
     table = Table(first, box=None)
     for heading in others:
-        table.add_column(heading, justify="right")
+        table.add_column(Text(heading), justify="right")
     return table

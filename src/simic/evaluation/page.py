@@ -6,9 +6,10 @@ The same input gives the same bytes. Charts are drawn in INK, which becomes the 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from colorsys import hls_to_rgb
 from html import escape
-from itertools import cycle, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,8 @@ def label_ends(
     axes.margins(x=0.02)
     low, high = axes.get_ylim()
     ends = sorted(ends, key=lambda end: end[1])
-    places = spread([(end[1] - low) / (high - low) for end in ends], 1 / 16)
+    gap = 1 / max(16, len(ends))
+    places = spread([(end[1] - low) / (high - low) for end in ends], gap)
     for (x, y, text, colour), place in zip(ends, places, strict=True):
         axes.annotate(
             text,
@@ -173,9 +175,17 @@ def _start(block: Sequence[float], gap: float) -> float:
     return sum(block) / len(block) - gap * (len(block) - 1) / 2
 
 
+def endless_colours() -> Iterator[str]:
+    """Colours that never repeat: the palette, then hues that fall between those before them."""
+    yield from PALETTE
+    for number in count(1):
+        hue, lightness = number * 0.618034 % 1, (0.45, 0.6)[number % 2]
+        yield "#" + "".join(f"{round(255 * part):02X}" for part in hls_to_rgb(hue, lightness, 0.55))
+
+
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name, by place."""
-    return dict(zip(names, islice(cycle(PALETTE), len(names)), strict=True))
+    return dict(zip(names, islice(endless_colours(), len(names)), strict=True))
 
 
 def amount(value: float) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from simic.evaluation import figures
+from simic.evaluation.groups import Groups
+from simic.evaluation.output import FORMAT, MAIN_FIGURE
 from simic.evaluation.page import (
     Html,
     amount,
@@ -26,31 +28,31 @@ from simic.evaluation.page import (
     write_page,
 )
 from simic.evaluation.statistics import score_table
+from simic.json_files import read_json
 
 FEW_HOSTS = 20
 """Below this the bootstrap has too little to draw from."""
 MAX_HOSTS = 4
 """Hosts whose growth is shown."""
+MAX_BYTES = 2**30
+"""Of a results.json; 100,000 episodes take a quarter of that."""
 
 
 def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
     """One HTML file that needs nothing else."""
     try:
         parts = list(_parts(results))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        what = f"{type(error).__name__}: {error}"
+    except (KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError, OverflowError) as error:
+        what = f"{type(error).__name__}: {error!s:.80}"
         raise ValueError(f"these are not whole results of simic evaluate ({what}); run it again") from None
     write_page(path, "Comparison of controllers", parts)
 
 
 def read_results(path: Path) -> dict[str, Any]:
     """What `simic evaluate` left in a file."""
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not whole ({error}); run simic evaluate again") from None
-    if not isinstance(results, dict) or results.get("format") != 1:
-        raise ValueError(f"{path} is not of format 1, which this simic reads; run simic evaluate again")
+    results = read_json(path, max_bytes=MAX_BYTES, remedy="run simic evaluate again")
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise ValueError(f"{path} is not of format {FORMAT}, which this simic reads; run simic evaluate again")
     return results
 
 
@@ -63,7 +65,7 @@ def verdict(label: str, other: str, figure: Mapping[str, float]) -> str:
     else:
         found = f"no clear difference between {label} and {other}"
     return (
-        f"{found}: {figure['mean']:+.2f} points of score (95 % interval {figure['low']:+.2f} to "
+        f"{found}: {figure['mean']:+.2f} points of {MAIN_FIGURE} (95 % interval {figure['low']:+.2f} to "
         f"{figure['high']:+.2f}); a run of {label} beats one of {other} on the same task with probability "
         f"{figure['probability']:.2f}."
     )
@@ -80,80 +82,74 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         yield paragraph("These are few hosts: intervals are too narrow, and verdicts no more than hints.")
     for note in results.get("notes", ()):
         yield paragraph(note)
-    judged, members = _judged(results)
-    for label in judged:
+    groups = Groups.of_results(results)
+    rows = groups.rows(results["summary"]["controllers"])
+    for label in groups.learned(rows):
         if rivals := _rivals(results, label):
             yield listing(verdict(label, other, figure["score"]) for other, figure in rivals.items())
-    yield section("Controllers", _headline(results), paragraph(HEADLINE_NOTE, "note"))
-    yield from _paired(results, judged, members)
+    yield section("Controllers", _headline(results, rows), paragraph(HEADLINE_NOTE, "note"))
+    members = [label for label in results["summary"]["controllers"] if label in groups.owner]
+    if members:
+        yield folded("The members of each group", _headline(results, members))
+    yield from _paired(results, groups.learned(rows), groups.learned(members))
     yield from _charts(results)
-    yield section("By task", paragraph("Mean score; the best of each task is bold.", "note"), _by_task(results))
+    note = f"{MAIN_FIGURE.capitalize()}; the best of each task is bold."
+    yield section("By task", paragraph(note, "note"), _by_task(results))
     yield from _growth(results)
     yield from _origin(results)
 
 
 HEADLINE_NOTE = (
-    "Interquartile mean [95 % stratified bootstrap interval], best score first. Score: test metric in points (percent) "
-    "minus 1 for every doubling of the host's parameters. Area: mean validation metric over the episode. "
-    "Compute: floating-point operations of training."
+    f"Means over all hosts [95 % stratified bootstrap interval], best {MAIN_FIGURE} first. Score: test metric in "
+    "points (percent) minus 1 for every doubling of the host's parameters. Interquartile mean: of the score, without "
+    "the lowest and the highest quarter of hosts; all comparisons are of means. Area: mean validation metric over the "
+    "episode. Compute: floating-point operations of training."
 )
 
 
-def _headline(results: dict[str, Any]) -> Html:
-    summary = results["summary"]["controllers"]
-    rows = []
-    for label in sorted(summary, key=lambda label: -summary[label]["score"]["iqm"]):
+def _headline(results: dict[str, Any], labels: list[str]) -> Html:
+    summary, groups, rows = results["summary"]["controllers"], Groups.of_results(results), []
+    for label in sorted(labels, key=lambda label: -summary[label]["score"]["mean"]):
         figure = summary[label]
-        points = [_interval(figure[name]) for name in ("score", "metric", "area")]
+        score = figure["score"]
+        middle = f"{score['iqm']:.2f} [{score['iqm_low']:.2f}, {score['iqm_high']:.2f}]"
+        points = [_interval(score), middle, _interval(figure["metric"]), _interval(figure["area"])]
         costs = (figure["parameters"], figure["flops"])
-        sizes = [f"{amount(f['iqm'])} [{amount(f['low'])}, {amount(f['high'])}]" for f in costs]
-        about = results["controllers"].get(label, {"description": "all of that kind, judged as one"})
-        rows.append([_named(results, label), *points, *sizes, about["description"]])
-    return table(["controller", "score", "test metric", "area", "parameters", "compute", "what it is"], rows)
+        sizes = [f"{amount(f['mean'])} [{amount(f['low'])}, {amount(f['high'])}]" for f in costs]
+        alone = label not in groups.groups
+        what = groups.about(label)["description"] if alone else f"{', '.join(groups.members(label))}, judged as one"
+        rows.append([_named(results, label), *points, *sizes, what])
+    columns = ["test metric", "area", "parameters", "compute", "what it is"]
+    return table(["controller", MAIN_FIGURE, "interquartile mean of the score", *columns], rows)
 
 
-def _interval(figure: Mapping[str, float], middle: str = "iqm", form: str = ".2f") -> str:
-    return f"{figure[middle]:{form}} [{figure['low']:{form}}, {figure['high']:{form}}]"
-
-
-def _kind(results: dict[str, Any], label: str) -> str:
-    """Of a controller; a group is named after its kind, or is one of learned ones."""
-    if label in results["controllers"]:
-        return results["controllers"][label]["kind"]
-    return label if label in figures.KINDS else "learned"
+def _interval(figure: Mapping[str, float], form: str = ".2f") -> str:
+    return f"{figure['mean']:{form}} [{figure['low']:{form}}, {figure['high']:{form}}]"
 
 
 def _named(results: dict[str, Any], label: str) -> Html:
-    return swatch(label, figures.COLOURS.get(_kind(results, label), figures.PALETTE[0]))
-
-
-def _judged(results: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The learned controllers: those to judge in full (groups, if there are some), and the others."""
-    learned = [label for label in results["summary"]["controllers"] if _kind(results, label) == "learned"]
-    groups = [label for label in learned if label not in results["controllers"]]
-    return (groups, [label for label in learned if label not in groups]) if groups else (learned, [])
+    return swatch(label, figures.row_colours(results)[label])
 
 
 def _rivals(results: dict[str, Any], label: str) -> dict[str, Any]:
-    """Whom a learned controller is paired with; a group meets groups rather than their members."""
-    paired, known = results["summary"]["paired"].get(label, {}), results["controllers"]
-    if label in known:
-        return paired
-    grouped = {_kind(results, other) for other in results["summary"]["controllers"] if other not in known}
-    return {o: figure for o, figure in paired.items() if o not in known or _kind(results, o) not in grouped}
+    """The rows that a learned controller is paired with, and what derives from it."""
+    groups, paired = Groups.of_results(results), results["summary"]["paired"][label]
+    alone = label in groups.owner
+    return {other: figure for other, figure in paired.items() if alone or other not in groups.owner}
 
 
 def _paired(results: dict[str, Any], judged: list[str], members: list[str]) -> Iterator[str]:
-    drawn = []
+    drawn, colours = [], figures.row_colours(results)
     for label in judged:
-        rows = [(other, _kind(results, other), f["score"]) for other, f in _rivals(results, label).items()]
+        rows = [(other, colours[other], f["score"]) for other, f in _rivals(results, label).items()]
         if rows:
-            size = (5, figures.rows_height(len(rows)))
-            drawn.append(chart(partial(figures.differences, rows=rows), f"Score of {label}", size=size))
+            size, title = (5, figures.rows_height(len(rows))), f"{MAIN_FIGURE.capitalize()} of {label}"
+            drawn.append(chart(partial(figures.differences, rows=rows), title, size=size))
     if drawn:
         note = (
-            "Differences on the same hosts (same task, initial weights and batches), with an interval that encloses "
-            "both 95 % intervals: over other hosts of these tasks, and over other tasks. Clear if it leaves 0 out."
+            "Mean differences on the same hosts (same task, initial weights and batches), with an interval that "
+            "encloses both 95 % intervals: over other hosts of these tasks, and over other tasks. Clear if it leaves "
+            "0 out."
         )
         yield section("Paired differences", paragraph(note, "note"), charts(*drawn), _paired_table(results, judged))
         if members:
@@ -161,13 +157,13 @@ def _paired(results: dict[str, Any], judged: list[str], members: list[str]) -> I
 
 
 def _paired_table(results: dict[str, Any], labels: list[str]) -> Html:
-    header = ["controller", "minus", "score", "better?", "P(score higher)", "test metric", "compute", "parameters"]
+    header = ["controller", "minus", MAIN_FIGURE, "better?", "P(score higher)", "test metric", "compute", "parameters"]
     rows = []
     for label in labels:
         for other, figure in _rivals(results, label).items():
             score = figure["score"]
             factors = [figures.times(figure[name]["mean"]) for name in ("log2_flops", "log2_parameters")]
-            differences = [_interval(figure[name], "mean", "+.2f") for name in ("score", "metric")]
+            differences = [_interval(figure[name], "+.2f") for name in ("score", "metric")]
             rows.append(
                 [
                     *(_named(results, label), _named(results, other), differences[0], _mark(score)),
@@ -185,13 +181,18 @@ def _mark(figure: Mapping[str, float]) -> Html:
 
 def _charts(results: dict[str, Any]) -> Iterator[str]:
     series, scores = figures.make_series(results), score_table(results["episodes"])
-    rows = (5, figures.rows_height(len(series)))
+    rows, lines = (5, figures.rows_height(len(series))), (5, figures.lines_height(len(series)))
     draw = partial(figures.curves, results=results, series=series)
     yield section(
         "While they learn",
         charts(
-            chart(partial(draw, name="val_curve"), "Validation metric, points", "Mean over all hosts."),
-            chart(partial(draw, name="parameter_curve"), "Parameters, times the host's", "Mean of the logarithm."),
+            chart(partial(draw, name="val_curve"), "Validation metric, points", "Mean over all hosts.", size=lines),
+            chart(
+                partial(draw, name="parameter_curve"),
+                "Parameters, times the host's",
+                "Mean of the logarithm.",
+                size=lines,
+            ),
         ),
     )
     draw = partial(figures.frontier, series=series, table=scores)
@@ -200,8 +201,18 @@ def _charts(results: dict[str, Any]) -> Iterator[str]:
     yield section(
         "What a score costs",
         charts(
-            chart(partial(draw, costs=costs[0]), "Score against parameters, times the host's", dotted),
-            chart(partial(draw, costs=costs[1]), "Score against training compute, times the least", dotted),
+            chart(
+                partial(draw, costs=costs[0]),
+                f"{MAIN_FIGURE.capitalize()} against parameters, times the host's",
+                dotted,
+                size=lines,
+            ),
+            chart(
+                partial(draw, costs=costs[1]),
+                f"{MAIN_FIGURE.capitalize()} against training compute, times the least",
+                dotted,
+                size=lines,
+            ),
         ),
     )
     yield section(
@@ -217,20 +228,19 @@ def _charts(results: dict[str, Any]) -> Iterator[str]:
                 partial(figures.profile, series=series, table=scores),
                 "Share of runs above a score",
                 "Performance profile with 95 % bands; names are in the order of mean scores.",
+                size=lines,
             ),
         ),
     )
 
 
 def _by_task(results: dict[str, Any]) -> Html:
-    scores = score_table(results["episodes"])
-    labels = list(scores)
-    means = np.concatenate([scores[label]["score"].mean(2) for label in labels])  # (controllers, K)
-    rows = []
+    scores, series, rows = score_table(results["episodes"]), figures.make_series(results), []
+    means = np.stack([own.scores(scores).mean((0, 2)) for own in series])  # (rows of the tables, K)
     for task, column in zip(sorted(set(results["tasks"])), means.T, strict=True):
         cells = [Html(f"<b>{mean:.1f}</b>") if mean == column.max() else f"{mean:.1f}" for mean in column]
         rows.append([task, *cells])
-    return table(["task", *labels], rows)
+    return table(["task", *(own.name for own in series)], rows)
 
 
 def _growth(results: dict[str, Any]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def search_plan(
                 for plan, own in zip(trial.plans, found, strict=True):
                     scores[plan] += own
             alive.sort(key=lambda plan: -float(np.mean(scores[plan])))
-            best = f"{np.mean(scores[alive[0]]):.2f} with {alive[0]}"
+            best = f"mean score {np.mean(scores[alive[0]]):.2f} with {alive[0]}"
             console.print(
                 f"rung {rung + 1}/{rungs}: {len(alive)} plans on {num_tasks} tasks, best {best}", markup=False
             )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from simic.evaluation.groups import Groups
 
 NUM_RESAMPLES = 2000
 MEASURES = ("metric", "score", "area", "parameters", "flops", "accuracy_per_parameter")
@@ -56,6 +59,13 @@ class Resamples(NamedTuple):
     """The same drawn again, for a second controller that is not paired with the first."""
 
 
+def mean_interval(scores: np.ndarray, *, rng_seed: int = 0) -> Estimate:
+    """Mean; policies are resampled, and runs within each task."""
+    scores = _as_scores(scores)
+    resampled = _weights(scores, rng_seed) @ scores.reshape(-1) / scores.size
+    return Estimate(float(scores.mean()), *_interval(resampled))
+
+
 def iqm(scores: np.ndarray) -> float:
     """Interquartile mean: the mean without the lowest and the highest quarter of all runs."""
     scores = _as_scores(scores)
@@ -75,19 +85,31 @@ def performance_profile(scores: np.ndarray, taus: np.ndarray, *, rng_seed: int =
     return Estimate(above.mean(0), *_interval(_weights(scores, rng_seed) @ above / len(above)))
 
 
-def probability_of_improvement(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Estimate:
+def probability_of_improvement(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng_seed: int = 0) -> Estimate:
     """P(X > Y) + P(X = Y) / 2 of a run of each on the same task, averaged over tasks; runs are resampled independently.
 
-    Policies are matched as in `paired_difference`.
+    Policies are matched as in `paired_difference`; if they are not, every one of x meets every one of y.
     """
-    x, y = np.broadcast_arrays(*_matched(x, y))
-    wins = (np.sign(x[..., :, None] - y[..., None, :]) + 1) / 2  # (P, K, N, N)
-    draws = _draw(x.shape, rng_seed)
-    shares = [np.einsum("krn,krn->r", draws.runs @ own, draws.other_runs) / own.size for own in wins]  # P of (R,)
-    return Estimate(float(wins.mean()), *_interval((draws.policies * np.stack(shares, 1)).mean(1)))
+    x, y = _same_hosts(x, y, matched=matched)
+    one_by_one = matched or 1 in (len(x), len(y))
+    draws = _draw(np.broadcast_shapes(x.shape, y.shape) if one_by_one else x.shape, rng_seed)
+
+    def share(mine: np.ndarray, other: np.ndarray) -> tuple[float, np.ndarray]:
+        wins = (np.sign(mine[:, :, None] - other[:, None, :]) + 1) / 2  # (K, N, N)
+        return float(wins.mean()), np.einsum("krn,krn->r", draws.runs @ wins, draws.other_runs) / wins.size
+
+    if one_by_one:
+        found = [share(mine, other) for mine, other in zip(*np.broadcast_arrays(x, y), strict=True)]
+        weights = draws.policies  # (R, P)
+    else:
+        found = [share(mine, other) for mine in x for other in y]
+        others = _draw_other_policies(len(y), rng_seed)
+        weights = (draws.policies[:, :, None] * others[:, None, :]).reshape(NUM_RESAMPLES, -1)  # (R, P * Q)
+    shares = np.stack([resampled for _, resampled in found], 1)
+    return Estimate(float(np.mean([value for value, _ in found])), *_interval((weights * shares).mean(1)))
 
 
-def paired_difference(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Difference:
+def paired_difference(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng_seed: int = 0) -> Difference:
     """Mean of x - y over pairs that share task and rng seed, averaged over policies.
 
     Two intervals are taken: one resamples pairs within each task (another draw of hosts for these tasks: the stratified
@@ -96,53 +118,55 @@ def paired_difference(x: np.ndarray, y: np.ndarray, *, rng_seed: int = 0) -> Dif
     way. Resampling P items understates their spread by a factor sqrt(1 - 1 / P): with 3 policies or few tasks the
     interval is somewhat too narrow.
 
-    P is the same on both sides, or 1 on one. Policies are matched by place: the second replay is of the second policy.
+    `matched` policies belong together by place (the second replay is of the second policy): P is the same on both
+    sides, or 1 on one. Others are resampled independently, as two groups that were trained apart.
     """
-    x, y = _matched(x, y)
-    difference = x - y
-    draws = _draw(difference.shape, rng_seed)
-    of_pairs = (draws.runs @ difference[..., None])[..., 0].mean(1) / difference.shape[2]  # (P, R)
-    of_tasks = draws.tasks @ difference.mean(2).T / difference.shape[1]  # (R, P)
-    hosts, tasks = (_interval((draws.policies * means).mean(1)) for means in (of_pairs.T, of_tasks))
-    return Difference(float(difference.mean()), min(hosts[0], tasks[0]), max(hosts[1], tasks[1]), *hosts)
+    x, y = _same_hosts(x, y, matched=matched)
+    if matched or 1 in (len(x), len(y)):
+        difference = x - y
+        hosts, tasks = _resampled_means(difference, _draw(difference.shape, rng_seed).policies, rng_seed)
+        value = float(difference.mean())
+    else:
+        mine = _resampled_means(x, _draw(x.shape, rng_seed).policies, rng_seed, x.shape)
+        other = _resampled_means(y, _draw_other_policies(len(y), rng_seed), rng_seed, x.shape)
+        hosts, tasks = mine[0] - other[0], mine[1] - other[1]
+        value = float(x.mean() - y.mean())
+    of_hosts, of_tasks = _interval(hosts), _interval(tasks)
+    return Difference(value, min(of_hosts[0], of_tasks[0]), max(of_hosts[1], of_tasks[1]), *of_hosts)
+
+
+def _resampled_means(
+    scores: np.ndarray, policies: np.ndarray, rng_seed: int, shape: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means (R,) with runs drawn within each task, and with tasks drawn, as for scores of `shape`; policies (R, P)."""
+    draws = _draw(shape or scores.shape, rng_seed)
+    of_runs = (draws.runs @ scores[..., None])[..., 0].mean(1) / scores.shape[2]  # (P, R)
+    of_tasks = draws.tasks @ scores.mean(2).T / scores.shape[1]  # (R, P)
+    return (policies * of_runs.T).mean(1), (policies * of_tasks).mean(1)
 
 
 def summarize(
-    episodes: Sequence[Mapping[str, Any]],
-    *,
-    against: Sequence[str] | None = None,
-    pooled: Mapping[str, Sequence[str]] | None = None,
-    rng_seed: int = 0,
+    episodes: Sequence[Mapping[str, Any]], groups: Groups | None = None, *, rng_seed: int = 0
 ) -> dict[str, Any]:
-    """Every controller by itself, and paired with those of `against` (by default all others).
+    """Every controller and group by itself, and paired with those it is compared with.
 
-    `pooled` names groups of controllers, such as policies trained alike, that are judged as one beside their members.
-    In `controllers`, low and high belong to iqm; in `paired`, to mean, and figures are of controller minus other;
-    what hosts_low and hosts_high are says `paired_difference`.
+    In `controllers`, low and high are the interval of the mean, iqm_low and iqm_high that of the interquartile mean. In
+    `paired`, figures are means of controller minus other; for hosts_low and hosts_high see `paired_difference`.
     """
-    pooled = pooled or {}
     scores = score_table(episodes)
-    for group, members in pooled.items():
-        _check_group(group, members, scores)
-        scores[group] = {m: np.concatenate([scores[label][m] for label in members]) for m in MEASURES}
-    others = list(scores) if against is None else list(against)
-    if unknown := [label for label in others if label not in scores]:
-        raise ValueError(f"no episodes of {unknown}, named in `against`; there are {list(scores)}")
-
-    def comparable(label: str, other: str) -> bool:
-        return label != other and label not in pooled.get(other, ()) and other not in pooled.get(label, ())
-
-    return {
-        "controllers": {
-            label: {m: _alone(values, rng_seed) for m, values in table.items()} for label, table in scores.items()
-        },
-        "paired": {
-            label: {
-                other: _paired(scores[label], scores[other], rng_seed) for other in others if comparable(label, other)
-            }
-            for label in scores
-        },
-    }
+    groups = groups or Groups({label: {"kind": label, "of": None} for label in scores})
+    for group, about in groups.groups.items():
+        _check_group(group, about["members"], scores)
+        scores[group] = {m: np.concatenate([scores[label][m] for label in about["members"]]) for m in MEASURES}
+    pairs: dict[tuple[str, str], dict[str, Any]] = {}
+    for label, other in combinations(sorted(scores), 2):
+        if groups.comparable(label, other):
+            figures = _paired(scores[label], scores[other], groups.matched(label, other), rng_seed)
+            pairs[label, other] = figures
+            pairs[other, label] = {name: _swapped(figure) for name, figure in figures.items()}
+    paired = {label: {other: pairs[label, other] for other in scores if (label, other) in pairs} for label in scores}
+    alone = {label: {m: _alone(values, rng_seed) for m, values in table.items()} for label, table in scores.items()}
+    return {"controllers": alone, "paired": paired}
 
 
 def score_table(episodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
@@ -189,16 +213,21 @@ def _check_group(group: str, members: Sequence[str], scores: Mapping[str, Any]) 
 
 
 def _alone(scores: np.ndarray, rng_seed: int) -> dict[str, float]:
-    middle = iqm_interval(scores, rng_seed=rng_seed)
-    return {"mean": float(scores.mean()), "iqm": middle.value, "low": middle.low, "high": middle.high}
+    mean, middle = mean_interval(scores, rng_seed=rng_seed), iqm_interval(scores, rng_seed=rng_seed)
+    return {
+        **{"mean": mean.value, "low": mean.low, "high": mean.high},
+        **{"iqm": middle.value, "iqm_low": middle.low, "iqm_high": middle.high},
+    }
 
 
-def _paired(mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rng_seed: int) -> dict[str, Any]:
+def _paired(
+    mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], matched: bool, rng_seed: int
+) -> dict[str, Any]:
     figures = {}
     for name, (measure, scale) in PAIRED.items():
         x, y = scale(mine[measure]), scale(other[measure])
-        difference = paired_difference(x, y, rng_seed=rng_seed)
-        chance = probability_of_improvement(x, y, rng_seed=rng_seed)
+        difference = paired_difference(x, y, matched=matched, rng_seed=rng_seed)
+        chance = probability_of_improvement(x, y, matched=matched, rng_seed=rng_seed)
         figures[name] = {
             "mean": difference.value,
             "low": difference.low,
@@ -212,6 +241,20 @@ def _paired(mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rng
     return figures
 
 
+def _swapped(figure: Mapping[str, float]) -> dict[str, float]:
+    """The same comparison seen from the other side; 0.0 minus, because a negative zero would be told as one."""
+    return {
+        "mean": 0.0 - figure["mean"],
+        "low": 0.0 - figure["high"],
+        "high": 0.0 - figure["low"],
+        "hosts_low": 0.0 - figure["hosts_high"],
+        "hosts_high": 0.0 - figure["hosts_low"],
+        "probability": 1 - figure["probability"],
+        "probability_low": 1 - figure["probability_high"],
+        "probability_high": 1 - figure["probability_low"],
+    }
+
+
 def _as_scores(scores: np.ndarray) -> np.ndarray:
     scores = np.asarray(scores, float)
     scores = scores[None] if scores.ndim == 2 else scores
@@ -222,11 +265,12 @@ def _as_scores(scores: np.ndarray) -> np.ndarray:
     return scores
 
 
-def _matched(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _same_hosts(x: np.ndarray, y: np.ndarray, *, matched: bool) -> tuple[np.ndarray, np.ndarray]:
     x, y = _as_scores(x), _as_scores(y)
-    if x.shape[1:] != y.shape[1:] or (len(x) != len(y) and 1 not in (len(x), len(y))):
+    if x.shape[1:] != y.shape[1:] or (matched and len(x) != len(y) and 1 not in (len(x), len(y))):
         raise ValueError(
-            f"pairs share tasks and runs, with as many policies on both sides or 1 on one; got {x.shape} and {y.shape}"
+            "pairs share tasks and runs, with as many policies on both sides or 1 on one if they are matched; "
+            f"got {x.shape} and {y.shape}"
         )
     return x, y
 
@@ -247,6 +291,12 @@ def _draw(shape: tuple[int, int, int], rng_seed: int) -> Resamples:
         # Within a task there is nothing to draw from, and an interval without width would be a lie: tasks are drawn.
         return Resamples(of_policies, of_tasks, of_tasks.T[..., None].copy(), np.ones((tasks, NUM_RESAMPLES, 1)))
     return Resamples(of_policies, of_tasks, draw(runs, tasks), draw(runs, tasks))
+
+
+def _draw_other_policies(policies: int, rng_seed: int) -> np.ndarray:
+    """How often each policy (R, Q) of a second group was drawn, independently of the first group's."""
+    rng = np.random.default_rng([rng_seed, 1])
+    return rng.multinomial(policies, np.full(policies, 1 / policies), NUM_RESAMPLES).astype(float)
 
 
 def _weights(scores: np.ndarray, rng_seed: int) -> np.ndarray:

@@ -19,13 +19,14 @@ from simic.bundle import load_bundle, save_bundle
 from simic.policy.acting import as_sequence, choose
 from simic.policy.network import ActorCritic, check_heads, unwrap
 from simic.policy.recurrence import state_health
+from simic.policy.saved import FORMAT, VERSION, check_scales, check_tensors, naming
 from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
 from simic.ppo.config import KL_STOP, PPOConfig
 from simic.ppo.metrics import UpdateMetrics, collect_metrics
 from simic.ppo.objective import Batch, Terms, mean_weights, ppo_terms, ratio_figures, step_means
 from simic.ppo.rollout import Rollout
-from simic.ppo.saved import FORMAT, LEARNING, VERSION, check_agent_state, check_learning, check_shapes
+from simic.ppo.saved import LEARNING, check_agent_state, check_learning
 from simic.ppo.scales import ReturnScale, ValueScale
 from simic.telemetry.anomalies import Thresholds
 
@@ -348,7 +349,8 @@ class PPOAgent:
         """Take over another agent's state; one that does not fit is refused before anything changes."""
         check_agent_state(state, self.about())
         check_learning(state)
-        check_shapes(state["network"], self.plain.state_dict())
+        check_tensors(state["network"], self.plain.state_dict())
+        check_scales(state)
         self.plain.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         self.value_scale.load_state_dict(state["value_scale"])
@@ -367,7 +369,9 @@ class PPOAgent:
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote."""
-        self.load_state_dict(load_bundle(path))
+        state = load_bundle(path)
+        with naming(path):
+            self.load_state_dict(state)
 
 
 def make_optimizer(network: ActorCritic, config: PPOConfig) -> torch.optim.AdamW:

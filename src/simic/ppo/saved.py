@@ -1,25 +1,19 @@
-"""The state of an agent as it is saved: its format, its parts, and what must fit."""
+"""The state of an agent as it is saved: what must fit, and what only learning needs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from simic.bundle import BundleError
+from simic.policy.saved import check_format
 
-FORMAT, VERSION = "simic-agent", 1
 LEARNING = ("optimizer", "generator", "counts")
 """Parts that only learning needs: a controller does without."""
 
 
 def check_agent_state(state: Any, about: dict[str, Any]) -> None:
     """Raise unless `state` is an agent of this kind; names both values of what differs."""
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise BundleError(f"not a saved agent: its format is {found!r}, not {FORMAT!r}")
-    if state["version"] != VERSION:
-        raise BundleError(f"the agent has format version {state['version']}, this simic reads {VERSION}")
+    check_format(state)
     for name, mine in about.items():
         theirs = state["about"].get(name)
         if theirs != mine:
@@ -31,11 +25,3 @@ def check_learning(state: dict[str, Any]) -> None:
     missing = [name for name in LEARNING if name not in state]
     if missing:
         raise BundleError(f"a controller without {', '.join(missing)} cannot learn on: resume from a checkpoint")
-
-
-def check_shapes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise unless all weights have the same names and shapes: torch finds out after it has loaded some."""
-    for name in sorted(own.keys() | saved.keys()):
-        theirs, mine = (tuple(part[name].shape) if name in part else "missing" for part in (saved, own))
-        if theirs != mine:
-            raise BundleError(f"the saved network's {name} has shape {theirs}, this one's {mine}")

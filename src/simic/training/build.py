@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from simic import __version__
-from simic.bundle import load_bundle
 from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
-from simic.control.learned import make_network
+from simic.control.learned import load_controller, make_network
 from simic.policy.network import compile_network
+from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
 from simic.telemetry.anomalies import AnomalyDetector
@@ -121,8 +121,9 @@ def make_agent(config: RunConfig) -> PPOAgent:
 
 def start_from(agent: PPOAgent, path: Path) -> None:
     """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own."""
-    saved, own = load_bundle(path), agent.state_dict()
-    check_agent_state(saved, agent.about())
+    saved, own = load_controller(path).state, agent.state_dict()
+    with naming(path):
+        check_agent_state(saved, agent.about())
     agent.load_state_dict(saved | {name: own[name] for name in LEARNING})
 
 

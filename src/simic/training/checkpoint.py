@@ -75,6 +75,11 @@ class Checkpoint:
     about: dict[str, Any]
     path: Path
 
+    @property
+    def agent(self) -> Any:
+        """The saved agent; None if there is none."""
+        return self.tree.get("agent") if isinstance(self.tree, dict) else None
+
 
 class Found(NamedTuple):
     """The newest usable checkpoint, and those newer than it that are damaged, each with the reason."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -14,6 +14,9 @@ from simic.telemetry.reader import read_events
 from simic.training.checkpoint import MANIFEST, best_checkpoint, list_checkpoints, read_manifest
 from simic.training.progress import PatientConsole
 from simic.training.run_directory import RunDirectory, list_runs
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def list_runs_as_table(root: Path) -> int:
@@ -72,32 +75,30 @@ def _run(run: RunDirectory) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
+    from simic.control.learned import network_of
     from simic.training.checkpoint import load_checkpoint
 
     checkpoint, manifest = load_checkpoint(path), read_manifest(path)
-    agent = checkpoint.tree["agent"]
     return {
         "checkpoint": path.name,
         "update": checkpoint.update,
         "score": checkpoint.metric,
         "about": checkpoint.about,
-        "parameters": _count(agent["network"]),
+        "parameters": _count(network_of(checkpoint.agent, path)),
         "bytes": {name: file["size"] for name, file in manifest.files.items()},
         "whole": True,
     }
 
 
 def _controller(path: Path) -> dict[str, Any]:
-    from simic.bundle import load_bundle
+    from simic.control.learned import load_controller
 
-    saved = load_bundle(path)
-    if not isinstance(saved, dict) or "about" not in saved:
-        raise ValueError(f"{path} is a simic file, but no controller")
-    return {"controller": path.name, "about": saved["about"], "parameters": _count(saved["network"])}
+    saved = load_controller(path)
+    return {"controller": path.name, "about": saved.state["about"], "parameters": _count(saved.network)}
 
 
-def _count(state: dict[str, Any]) -> int:
-    return sum(int(value.numel()) for name, value in state.items() if not name.startswith("normalize."))
+def _count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _print(facts: dict[str, Any]) -> None:
