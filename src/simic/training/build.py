@@ -19,7 +19,7 @@ import torch
 
 from simic import __version__
 from simic.bundle import load_bundle
-from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
+from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import make_network
 from simic.policy.network import compile_network
 from simic.ppo.agent import PPOAgent
@@ -67,7 +67,7 @@ def build_run(
     config, checkpoint = _take_up(config, directory, resume, say)
     agent = make_agent(config)
     if init is not None and checkpoint is None:
-        start_from(agent, init)
+        start_from(agent, init, say=say)
     setup = make_setup(config)
     run = Run(
         directory=directory,
@@ -99,7 +99,7 @@ def build_run(
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
-        write_config(config, directory)  # last: what could not be built leaves no run behind
+    write_config(config, directory)  # last: what could not be built leaves no run behind
     return run
 
 
@@ -112,18 +112,31 @@ def make_agent(config: RunConfig) -> PPOAgent:
         network = make_network(config.policy)
     return PPOAgent(
         compile_network(network) if config.compile else network,
-        config.ppo,
+        config.annealed_ppo,
         thresholds=config.thresholds,
         rng_seed=config.rng_seed,
         device=config.device,
     )
 
 
-def start_from(agent: PPOAgent, path: Path) -> None:
-    """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own."""
+def start_from(agent: PPOAgent, path: Path, *, say: Callable[[str], None] = print) -> None:
+    """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own.
+
+    Values of another discount are of no use: with another gamma the critic's last layers and the scales of rewards and
+    values start anew, and only the policy is taken over.
+    """
     saved, own = load_bundle(path), agent.state_dict()
-    check_agent_state(saved, agent.about())
-    agent.load_state_dict(saved | {name: own[name] for name in LEARNING})
+    about = agent.about()
+    gamma = about.pop("gamma")
+    check_agent_state(saved, about)
+    theirs = saved["about"].get("gamma")
+    kept = {name: own[name] for name in LEARNING}
+    if theirs != gamma:
+        critic = {name: value for name, value in own["network"].items() if name.startswith("critic.")}
+        kept |= {"network": saved["network"] | critic}
+        kept |= {name: own[name] for name in ("value_scale", "return_scale")}
+        say(f"{path} learned with gamma {theirs}, this run has {gamma}: its policy is taken over, its values are not")
+    agent.load_state_dict(saved | kept | {"about": agent.about()})
 
 
 def make_setup(config: RunConfig) -> GroupSetup:
@@ -150,7 +163,14 @@ def write_config(config: RunConfig, directory: RunDirectory) -> None:
 
 def _lasting(config: RunConfig) -> dict[str, Any]:
     """The settings that a run keeps."""
-    return {name: value for name, value in to_dict(config).items() if name not in RESUMABLE}
+    settings = to_dict(config)
+    for name in RESUMABLE:
+        *parents, last = name.split(".")
+        table = settings
+        for parent in parents:
+            table = table[parent]
+        del table[last]
+    return settings
 
 
 def _take_up(
@@ -169,8 +189,10 @@ def _take_up(
         return config, None
     if not resume:
         raise RunExistsError(f"{directory.path} holds a run already: go on with --resume auto, or choose another --out")
-    saved = read_config(directory.config)
-    for name, mine, theirs in differences(to_dict(config), saved):
+    saved, missing = read_run_config(directory.config)
+    if missing:
+        say(f"{directory.config} is older than these settings and has their defaults: {', '.join(missing)}")
+    for name, mine, theirs in differences(to_dict(config), to_dict(saved)):
         if name not in RESUMABLE:
             raise ValueError(f"the run in {directory.path} has {name} = {theirs}, not {mine}: a run keeps its settings")
     found = find_checkpoint(directory.checkpoints)
@@ -180,7 +202,9 @@ def _take_up(
         if config.updates < (done := found.checkpoint.update):
             raise ValueError(f"the run in {directory.path} has done {done} updates: --updates {config.updates} is less")
         began = found.checkpoint.about.get("settings", {})
-        for name, mine, theirs in differences(_lasting(config), began) if began else ():
+        for name, mine, theirs in differences(_lasting(config), with_defaults(began)) if began else ():
+            if name in RESUMABLE:
+                continue
             raise CheckpointError(
                 f"{directory.config} has {name} = {mine}, not {theirs} as {found.checkpoint.path.name} was made with: "
                 "it is another run's; put this run's back"
