@@ -2,9 +2,9 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import simic
-from simic.cli import PresetsCommand, TrainCommand, main
+from simic.cli import PresetsCommand, main
 from simic.config import PRESETS as RUN_PRESETS
 from simic.tasks import TaskName
 from simic.tasks.task import PRESETS
-from simic.training.run_directory import RunDirectory
+from simic.training.run_directory import RunDirectory, new_directory
 from simic.training.workers import WorkersDiedError
 
 
@@ -182,15 +182,19 @@ def test_two_places_for_one_run_are_refused(tmp_path, capsys):
     assert "name two places; give one of them" in said
 
 
-def test_printed_settings_are_a_config_file(tmp_path, capsys):
-    code, said = told(capsys, "train", "--preset", "standard", "--gamma", "0.9", "--record", "--print-config")
-    assert code == 0
-    first, rest = said.split("\n", 1)
-    assert first == "# preset standard < flags --record --gamma"
-    (tmp_path / "a.json").write_text(rest)
-    _, again = told(capsys, "train", "--config", str(tmp_path / "a.json"), "--print-config")
-    assert again.split("\n", 1)[1] == rest
-    assert json.loads(rest)["reward"]["gamma"] == 0.9
+@pytest.mark.parametrize(
+    "chosen", [[], *(["--algorithm", name, "--episodes", "random"] for name in ("imitation", "iql"))]
+)
+def test_printed_settings_are_a_config_file(tmp_path, capsys, chosen):
+    flags = ["--preset", "standard", "--gamma", "0.9", "--record", *chosen]
+    main(["train", *flags, "--print-config"])
+    said = capsys.readouterr()
+    assert said.err.startswith("settings: preset standard < flags")
+    (tmp_path / "a.json").write_text(said.out)  # as `--print-config > a.json` leaves it
+    main(["train", "--config", str(tmp_path / "a.json"), "--print-config"])
+    assert capsys.readouterr().out == said.out
+    assert json.loads(said.out)["ppo"]["gamma"] == 0.9
+    assert ("clip_range" in json.loads(said.out)["ppo"]) != bool(chosen)  # what is not read is left out
 
 
 @pytest.mark.parametrize("name", ["record", "tensorboard", "wandb"])
@@ -198,9 +202,10 @@ def test_a_flag_can_undo_what_a_file_says(tmp_path, capsys, name):
     (tmp_path / "a.json").write_text(json.dumps({name: True}))
     asked = ["train", "--config", str(tmp_path / "a.json"), "--print-config"]
     for flags, source, value in (([], "", True), ([f"--no-{name}"], f" < flags --no-{name}", False)):
-        first, rest = told(capsys, *asked, *flags)[1].split("\n", 1)
-        assert first == f"# preset quick < file {tmp_path / 'a.json'}{source}"
-        assert json.loads(rest)[name] is value
+        main([*asked, *flags])
+        said = capsys.readouterr()
+        assert said.err == f"settings: preset quick < file {tmp_path / 'a.json'}{source}\n"
+        assert json.loads(said.out)[name] is value
 
 
 def test_presets_are_listed(capsys):
@@ -254,9 +259,18 @@ def test_runs_have_no_root_by_default(tmp_path, capsys, monkeypatch):
 
 def test_a_run_is_named_after_the_time(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    directory, resume = TrainCommand().place()
-    assert not resume
-    assert re.fullmatch(r"runs/\d{8}-\d{6}", str(directory))
+    monkeypatch.setattr("time.strftime", lambda pattern: "20260102-030405")
+    places = []
+    monkeypatch.setattr("simic.training.start.start", lambda config, path, **options: places.append(path) or 3)
+    assert exit_code("train") == 3
+    assert not Path("runs").exists()  # nothing was put there
+    with ExitStack() as stack:
+        for _ in range(2):  # two that begin in one second
+            places.append(stack.enter_context(new_directory(Path("runs"))))
+            (places[-1] / "file").touch()
+        assert exit_code("train") == 3
+    assert list(map(str, places)) == [f"runs/20260102-030405{end}" for end in ("", "", "-2", "-3")]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["20260102-030405", "20260102-030405-2"]
 
 
 def test_a_place_that_cannot_be_written_exits_with_4(tmp_path, capsys):
@@ -445,7 +459,7 @@ def test_a_bug_in_the_user_s_function_shows_where(own_module):
 def test_a_function_knows_its_data(own_module, capsys, tmp_path):
     code, said = told(capsys, "grow", "--task", "my_growth:make", "--data-dir", str(tmp_path))
     assert code == 2
-    assert "leave out data_dir" in said
+    assert "leave out --data-dir" in said
 
 
 def test_a_file_that_is_no_controller_is_refused(own_module, capsys, tmp_path):

@@ -208,13 +208,16 @@ def test_later_sources_win(tmp_path):
 def test_flags_reach_their_settings(tmp_path):
     config, _ = resolve(
         tmp_path, gamma=0.5, horizon=9, incubation="shadow", reward="sparse", learning_rate=0.1,
-        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("a", "b"), algorithm="imitation",
+        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("random",), algorithm="imitation",
     )  # fmt: skip
     assert config.ppo.gamma == config.reward.gamma == 0.5
     assert (config.episode.horizon, config.lifecycle.incubation, config.reward.scheme) == (9, "shadow", "sparse")
-    assert (config.ppo.learning_rate, config.ppo.entropy_coefficient) == (0.1, 0.3)
+    assert (config.imitation.learning_rate, config.imitation.entropy_coefficient) == (0.1, 0.3)
+    assert config.ppo.learning_rate == BASE.ppo.learning_rate
+    ppo = resolve(tmp_path, learning_rate=0.1, entropy_coefficient=0.3)[0].ppo
+    assert (ppo.learning_rate, ppo.entropy_coefficient) == (0.1, 0.3)
     assert (config.record, config.tensorboard, config.wandb) == (True, True, True)
-    assert (config.episodes, config.algorithm) == (("a", "b"), "imitation")
+    assert (config.episodes, config.algorithm) == (("random",), "imitation")
 
 
 def test_a_flag_of_zero_counts(tmp_path):

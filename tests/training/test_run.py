@@ -36,11 +36,11 @@ from simic.telemetry.events import (
     WorkerFault,
 )
 from simic.training import build
-from simic.training.build import RunExistsError, build_run, make_agent, start_from
+from simic.training.build import build_run, make_agent, start_from
 from simic.training.checkpoint import CheckpointError, list_checkpoints, read_manifest
 from simic.training.record import load_episodes
 from simic.training.run import Run
-from simic.training.run_directory import RunDirectory
+from simic.training.run_directory import RunDirectory, RunExistsError
 from simic.training.start import start
 from simic.training.workers import Fault
 

@@ -24,6 +24,7 @@ from simic.control.learned import make_network
 from simic.policy.network import compile_network
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
+from simic.preflight import no_device
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
@@ -42,14 +43,11 @@ from simic.training.progress import Progress
 from simic.training.run import Run
 from simic.training.run_directory import RunDirectory
 from simic.training.workers import WorkerPool
+from simic.used_settings import trains_hosts
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
 """A run that cannot write so much is not begun."""
-
-
-class RunExistsError(ValueError):
-    """The directory holds a run, and nobody said to resume it."""
 
 
 def build_run(
@@ -68,7 +66,7 @@ def build_run(
     agent = make_agent(config)
     if init is not None and checkpoint is None:
         start_from(agent, init, say=say)
-    setup = make_setup(config)
+    setup, started = make_setup(config), manifest(config, command, checkpoint)
     run = Run(
         directory=directory,
         agent=agent,
@@ -77,13 +75,13 @@ def build_run(
         recorder=Recorder(
             directory.path,
             config.level,
-            mirrors=_mirrors(config, directory, checkpoint.update if checkpoint else 0),
+            mirrors=make_mirrors(config, directory, checkpoint.update if checkpoint else 0),
         ),
         detector=AnomalyDetector(
             config.thresholds, target_kl=config.ppo.target_kl, max_gradient_norm=config.ppo.max_gradient_norm
         ),
         progress=Progress(quiet=quiet),
-        started=manifest(config, command, checkpoint),
+        started=started,
         rng_seed=config.rng_seed,
         num_groups=config.num_groups,
         num_tasks=config.num_tasks,
@@ -105,8 +103,7 @@ def build_run(
 
 def make_agent(config: RunConfig) -> PPOAgent:
     """A fresh agent; its weights follow from the rng seed."""
-    if config.device != "cpu" and not _has_device(config.device):
-        raise ValueError(f"this machine has no {config.device} that torch can use; choose --device cpu")
+    require_device(config.device)
     with torch.random.fork_rng():
         torch.manual_seed(config.rng_seed)
         network = make_network(config.policy)
@@ -143,6 +140,7 @@ def make_setup(config: RunConfig) -> GroupSetup:
     """What every group of the run has in common."""
     return GroupSetup(
         task=config.task,
+        data_dir=config.data_dir,
         group_size=config.group_size,
         twins=config.twins,
         episode=config.episode,
@@ -188,7 +186,7 @@ def _take_up(
             )
         return config, None
     if not resume:
-        raise RunExistsError(f"{directory.path} holds a run already: go on with --resume auto, or choose another --out")
+        directory.check_free()
     saved, missing = read_run_config(directory.config)
     if missing:
         say(f"{directory.config} is older than these settings and has their defaults: {', '.join(missing)}")
@@ -227,7 +225,7 @@ def manifest(config: RunConfig, command: tuple[str, ...], checkpoint: Checkpoint
         host=socket.gethostname(),
         git_commit=git_commit(),
         resumed_from=checkpoint.path.name if checkpoint else None,
-        data_hashes={"first task": data_hash(config)},
+        data_hashes={"first task": data_hash(config)} if trains_hosts(config) else {},
     )
 
 
@@ -254,16 +252,18 @@ def git_commit() -> str | None:
 
 def data_hash(config: RunConfig) -> str:
     """SHA-256 of the data of the first task that the run draws: tells whether two machines learn the same."""
-    data = group_task(config.task, "train", config.rng_seed).data
+    data = group_task(config.task, "train", config.rng_seed, config.data_dir).data
     digest = hashlib.sha256()
     for tensor in (data.train_x, data.train_y, data.validation_x, data.validation_y):
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _has_device(name: str) -> bool:
+def require_device(name: str) -> None:
+    """Raise unless torch can use the device."""
     checks = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
-    return checks[name].is_available()
+    if name != "cpu" and not checks[name].is_available():
+        raise ValueError(no_device(name))
 
 
 def _check_space(path: Path) -> None:
@@ -272,7 +272,7 @@ def _check_space(path: Path) -> None:
         raise OSError(f"{path} has {free / 2**20:.0f} MB left, a run needs {FREE_BYTES / 2**20:.0f}: free some space")
 
 
-def _mirrors(config: RunConfig, directory: RunDirectory, first_update: int) -> list[Callable[[Event], None]]:
+def make_mirrors(config: RunConfig, directory: RunDirectory, first_update: int) -> list[Callable[[Event], None]]:
     chosen: list[Callable[[Event], None]] = []
     if config.tensorboard:
         chosen.append(tensorboard_mirror(directory.path, first_update))
