@@ -51,7 +51,7 @@ from simic.preflight import (
     check_output_directory,
     check_output_file,
     check_run,
-    check_settings_used,
+    refuse_ignored,
 )
 from simic.tasks import DEFAULT_TASK, TaskName
 from simic.training.run_directory import RunDirectory, new_directory
@@ -219,10 +219,9 @@ class TrainCommand:
             config = override(config, _nested(given, given.get("algorithm", config.algorithm)))
             flags = (f"--{'no-' * (value is False)}{name.replace('_', '-')}" for name, value in given.items())
             sources.append("flags " + " ".join(flags))
-        check_settings_used(config, chosen, f"--config {self.config}")
-        for name in given:
-            if not any(reads(config, setting) for setting in _settings(name, config.algorithm)):
-                check_settings_used(config, [f"--{name.replace('_', '-')}"], "flags")
+        refuse_ignored(config, [name for name in chosen if not reads(config, name)], f"--config {self.config}")
+        ignored = [name for name in given if not any(reads(config, own) for own in _settings(name, config.algorithm))]
+        refuse_ignored(config, [f"--{name.replace('_', '-')}" for name in ignored], "flags")
         return config, sources
 
     def _base(self) -> tuple[RunConfig, list[str]]:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from simic.config import RunConfig, nearest
 from simic.control import CONTROLLER_NAMES
 from simic.tasks.files import check_data
 from simic.telemetry.recorder import output_error
-from simic.used_settings import find_episode_files, reads, trains_hosts
+from simic.used_settings import find_episode_files, plays, trains_hosts
 
 
 def check_run(config: RunConfig) -> None:
@@ -82,11 +82,10 @@ def check_episodes(sources: Iterable[str]) -> None:
             raise FileNotFoundError(f"--episodes: there are no recorded episodes in {path}; record some with --record")
 
 
-def check_settings_used(config: RunConfig, settings: Iterable[str], where: str) -> None:
-    """Raise if one of these settings, which somebody chose, would be ignored by the run's algorithm."""
-    ignored = [name for name in settings if not reads(config, name)]
+def refuse_ignored(config: RunConfig, ignored: Sequence[str], where: str) -> None:
+    """Raise if somebody chose settings or flags that the run's algorithm would ignore."""
     if ignored:
-        recorded = "" if trains_hosts(config) else " from episodes on record"
+        recorded = "" if plays(config) else " from episodes on record"
         raise ValueError(f"{where}: algorithm {config.algorithm}{recorded} ignores {', '.join(ignored)}; leave it out")
 
 

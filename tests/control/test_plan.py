@@ -111,10 +111,22 @@ def test_plans_survive_their_files(tmp_path):
         ({"size": 2}, "size must be a rank"),
         ({"tempo": 4}, r"tempo must be one of \(3, 5, 8\), got 4"),
         ([], "holds no plan"),
+        ({"first": 1.5}, "first must be a whole number, got 1.5"),
+        ({"max_seeds": True}, "max_seeds must be a whole number, got True"),
+        ({"first": 2**40}, "first must be a whole number, got 1099511627776"),
+        ({"blueprints": "conv"}, "blueprints must be a list of names, got 'conv'"),
+        ({"blueprints": [1]}, "blueprints must be a list of names"),
+        ({"style": None}, "style must be a name, got None"),
+        ({"size": [0.5]}, r"size must be a number, got \[0.5\]"),
+        ('{"size": NaN}', "plan.json: size must be a finite number, got nan"),
+        ('{"first": 1, "first": 2}', "'first' stands twice"),
+        ('{"first": ' * 3000, "nests values more than 64 deep"),
+        ("[" + " " * 2**16, "is larger than 65,536 bytes"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_wrong_plans_are_told(tmp_path, table, message):
-    (tmp_path / "plan.json").write_text(json.dumps(table))
+    (tmp_path / "plan.json").write_text(table if isinstance(table, str) else json.dumps(table))
     with pytest.raises(ValueError, match=message):
         load_plan(tmp_path / "plan.json")
 

@@ -342,7 +342,8 @@ def test_command_writes_both_kinds(tmp_path, capsys):
     ("name", "content", "message"),
     [
         ("nowhere", None, "holds neither results.json nor events"),
-        ("broken", "{", "results.json is not whole"),
+        ("broken", "{", "results.json is not valid JSON"),
+        ("deep", "[" * 5000, "results.json nests values more than 64 deep"),
         ("newer", '{"format": 2}', "is not of format 1"),
         ("hollow", '{"format": 1}', "not whole results of simic evaluate (KeyError"),
         ("other", "[1]", "is not of format 1"),

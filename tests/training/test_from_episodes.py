@@ -22,6 +22,7 @@ from simic.training.episodes import GroupJob, make_trainings
 from simic.training.from_episodes import flat, play_fresh
 from simic.training.run_directory import RunDirectory, RunExistsError
 from simic.training.start import start
+from simic.used_settings import reads
 
 
 @pytest.fixture(autouse=True)
@@ -225,3 +226,50 @@ def test_nothing_is_drawn_from_a_task_that_nobody_plays(tmp_path, tiny_task, mon
     monkeypatch.setattr("simic.training.build.group_task", lambda *args: pytest.fail("the task's data were read"))
     assert learn(tmp_path / "run", algorithm="iql", episodes=[str(tmp_path / "recorded")]) == 0
     assert tiny.told(tmp_path / "run", RunStarted)[0].data_hashes == {}
+
+
+IGNORED: dict[str, Any] = {
+    **{"twins": False, "thresholds": {"warm_up": 9, "ratio_high": 2.0}},
+    "ppo": {"clip_range": 0.3, "learning_rate": 0.1, "entropy_coefficient": 0.5, "ppo_epochs": 3, "target_kl": None},
+}
+READ: dict[str, Any] = {
+    "rng_seed": {"rng_seed": 7},
+    "updates": {"updates": 2},
+    "num_groups": {"num_groups": 2},
+    "group_size": {"group_size": 3},
+    "horizon": {"episode": {"horizon": 4}},
+    "incubation": {"lifecycle": {"incubation": "shadow"}, "episode": {"horizon": 8}},
+    "reward": {"reward": {"scheme": "sparse"}},
+    "gamma": {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}},
+    "learning_rate": {"imitation": {"learning_rate": 0.1}, "iql": {"learning_rate": 0.1}},
+    "level": {"level": "off"},
+}
+
+
+def outcome(path: Path, algorithm: str, changes: dict[str, Any]) -> dict[str, bytes]:
+    settings = tiny.merged({"algorithm": algorithm, "episodes": ["random"], "updates": 1}, changes)
+    assert learn(path, **settings) == 0
+    return {name: (path / name).read_bytes() for name in ("events.jsonl", "controller.safetensors")}
+
+
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_what_is_refused_would_change_nothing(tmp_path, tiny_task, algorithm):
+    """The table of settings that each algorithm reads tells the truth: in one direction, all at once."""
+    assert outcome(tmp_path / "a", algorithm, {}) == outcome(tmp_path / "b", algorithm, IGNORED)
+    config = tiny.make_config(algorithm=algorithm, episodes=["random"])
+    assert not any(
+        reads(config, name) for name in ("twins", "thresholds.warm_up", *(f"ppo.{n}" for n in IGNORED["ppo"]))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_what_is_read_changes_what_is_learned_or_told(tmp_path, tiny_task, algorithm):
+    """And in the other, one by one."""
+    plain = {
+        horizon: outcome(tmp_path / f"plain-{horizon}", algorithm, {"episode": {"horizon": horizon}})
+        for horizon in (3, 8)
+    }
+    for name, changes in READ.items():
+        before = plain[8] if name == "incubation" else plain[3]
+        assert outcome(tmp_path / name, algorithm, changes) != before, name

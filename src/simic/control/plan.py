@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ from simic import pretrained
 from simic.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
+from simic.json_files import read_json
 from simic.lifecycle import LifecycleConfig
+
+MAX_BYTES = 2**16
+"""A plan is a few lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +65,30 @@ class Plan:
 def load_plan(path: Path | None = None) -> Plan:
     """The plan in a JSON file; without one the plan that ships with simic, the best found on training tasks."""
     source = pretrained.SCHEDULE if path is None else path
+    with resources.as_file(source) if path is None else nullcontext(path) as file:
+        table = read_json(file, max_bytes=MAX_BYTES, remedy="`simic schedule` writes a plan")
     try:
-        table: Any = json.loads(source.read_text(encoding="utf-8"))
         if not isinstance(table, dict):
             raise ValueError("it is no table")
         unknown = sorted(set(table) - {field.name for field in fields(Plan)})
         if unknown:
             raise ValueError(f"a plan has no {', '.join(unknown)}")
-        settings: dict[str, Any] = {**table, "blueprints": tuple(table.get("blueprints", ()))}
-        return Plan(**settings)
-    except (ValueError, TypeError) as error:
+        return Plan(**{name: _typed(name, value) for name, value in table.items()})
+    except ValueError as error:
         raise ValueError(f"{source} holds no plan: {error}; `simic schedule` writes one") from None
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A setting of a plan as its field wants it."""
+    wanted = type(getattr(Plan, name))
+    if wanted is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted or (wanted is int and abs(value) >= 2**31):
+        kind = {tuple: "a list of names", int: "a whole number", float: "a number", str: "a name"}[wanted]
+        raise ValueError(f"{name} must be {kind}, got {repr(value)[:80]}")
+    return value
 
 
 class PlanController:

@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from simic.json_files import read_json
 from simic.telemetry.recorder import writing
 from simic.training.progress import PatientConsole
 
+MAX_BYTES = 64 * 2**20
+"""Of results, and of a part of them."""
 COLUMNS = ("controller", "task", "rng_seed", "metric", "score", "area", "parameters", "host_parameters", "flops")
 SHOWN = {
     "score": ("score", 1.0, ".2f"),
@@ -43,7 +46,7 @@ class Parts:
         if key not in self._parts and self._directory is not None:
             # What is missing, or was torn by a power cut, is done again.
             with suppress(FileNotFoundError, ValueError):
-                self._parts[key] = json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8"))
+                self._parts[key] = read_json(self._directory / f"{key}.json", max_bytes=MAX_BYTES)
         return self._parts.get(key)
 
     def put(self, key: str, part: Any) -> None:

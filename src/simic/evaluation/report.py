@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simic.evaluation import figures
+from simic.evaluation.output import MAX_BYTES
 from simic.evaluation.page import (
     Html,
     amount,
@@ -26,6 +27,7 @@ from simic.evaluation.page import (
     write_page,
 )
 from simic.evaluation.statistics import score_table
+from simic.json_files import read_json
 
 FEW_HOSTS = 20
 """Below this the bootstrap has too little to draw from."""
@@ -45,10 +47,7 @@ def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
 
 def read_results(path: Path) -> dict[str, Any]:
     """What `simic evaluate` left in a file."""
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not whole ({error}); run simic evaluate again") from None
+    results = read_json(path, max_bytes=MAX_BYTES, remedy="run simic evaluate again")
     if not isinstance(results, dict) or results.get("format") != 1:
         raise ValueError(f"{path} is not of format 1, which this simic reads; run simic evaluate again")
     return results

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from simic.actions import STYLES
 from simic.growth.seed import Seed
+from simic.json_files import parse_json
 from simic.lifecycle import Stage
 from simic.slots import Slots
 
@@ -88,7 +89,7 @@ def _slot_table(model: GrowableModel) -> list[list]:
 
 def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
     try:
-        record = json.loads(bytes(value.cpu().numpy().tobytes()))
+        record = parse_json(bytes(value.cpu().numpy().tobytes()), "its text")
         found = record["version"]
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
