@@ -22,6 +22,9 @@ from simic.used_settings import find_episode_files, plays, trains_hosts
 def check_run(config: RunConfig) -> None:
     """Raise if a run of these settings could not begin on this machine."""
     check_device(config.device)
+    for package in ("tensorboard", "wandb"):
+        if getattr(config, package) and importlib.util.find_spec(package) is None:
+            raise ValueError(f"--{package}: {package} is not installed: pip install 'simic-rl[{package}]'")
     check_episodes(config.episodes)
     if trains_hosts(config) or config.data_dir is not None:
         check_data([config.task], config.data_dir)

@@ -134,7 +134,8 @@ def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeyp
     with nullcontext() if code is not None else pytest.raises(MemoryError):
         start(tiny.make_config(updates=1, level="off"), tmp_path, quiet=True)
     summary = summarize(RunDirectory(tmp_path))
-    assert (summary["task"], summary["updates"]) == ("mlp", f"{int(code == 0)}/1")
+    assert (summary["task"], summary["updates"], summary["score"]) == ("mlp", f"{int(code == 0)}/1", "-")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", summary["started"])
     assert summary["status"] == expected
     # Somebody who is refused changes nothing of that.
     with pytest.raises(ValueError, match="holds a run already"):

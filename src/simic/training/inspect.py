@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,11 @@ def summarize(run: RunDirectory) -> dict[str, Any]:
     scores = _scores(run, faults)
     settings = config or (started.config if started else {})
     summary["task"], total = str(settings.get("task", "-")), settings.get("updates", "?")
-    if started is not None:
-        summary["started"] = _moment(started.time)
-    if scores:
-        summary["score"] = f"{sum(scores[-5:]) / len(scores[-5:]):.2f}"
+    if started is not None or config:
+        summary["started"] = _moment(started.time if started else run.config.stat().st_mtime)
+    latest = [score for score in scores[-5:] if math.isfinite(score)]  # imitation and IQL have none
+    if latest:
+        summary["score"] = f"{sum(latest) / len(latest):.2f}"
     done = len(scores) or max((_update(path) for path in list_checkpoints(run.checkpoints)), default=0)
     summary["updates"] = f"{done}/{total}" if settings.get("algorithm", "ppo") == "ppo" else str(done)
     summary["status"] = _status(run, finished, begun=bool(config or started))
