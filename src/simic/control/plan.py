@@ -85,7 +85,7 @@ def _typed(name: str, value: Any) -> Any:
         return tuple(value)
     if wanted is float and type(value) is int:
         return float(value)
-    if type(value) is not wanted or (wanted is int and abs(value) >= 2**31):
+    if type(value) is not wanted or (isinstance(value, int) and abs(value) >= 2**31):
         kind = {tuple: "a list of names", int: "a whole number", float: "a number", str: "a name"}[wanted]
         raise ValueError(f"{name} must be {kind}, got {repr(value)[:80]}")
     return value
