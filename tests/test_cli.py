@@ -1,10 +1,12 @@
 """The command line: answers without torch, refuses with the right exit code, and grows."""
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,11 +14,15 @@ import pytest
 import torch
 
 import simic
-from simic.cli import PresetsCommand, TrainCommand, main
+from simic.cli import PresetsCommand, main
 from simic.config import PRESETS as RUN_PRESETS
+from simic.flags import CHOICES
 from simic.tasks import TaskName
 from simic.tasks.task import PRESETS
-from simic.training.run_directory import RunDirectory
+from simic.tasks.text import load_chars
+from simic.telemetry.events import RunStarted
+from simic.telemetry.reader import read_events
+from simic.training.run_directory import RunDirectory, new_directory
 from simic.training.workers import WorkersDiedError
 
 
@@ -117,6 +123,9 @@ TINY = ["--updates", "1", "--num-groups", "1", "--group-size", "2", "--horizon",
 TINY += ["--workers", "0", "--compare", "0"]
 
 
+ABSENT = "cuda" if sys.platform == "darwin" else "mps"
+
+
 def told(capsys, *args: str) -> tuple[int, str]:
     """Exit code and all that was said."""
     try:
@@ -130,8 +139,51 @@ def told(capsys, *args: str) -> tuple[int, str]:
 
 
 ANSWERS: list[tuple[list[str], int, str]] = [
+    (["--version"], 0, simic.__version__),
+    (["trian"], 2, "simic: there is no command 'trian'; did you mean train?"),
     (["train", "--lerning-rate", "1"], 2, "--lerning-rate"),
-    (["train", "--task", "mnist"], 2, "mnist"),
+    (["train", "--task", "digits-cn"], 2, "simic: --task has no choice 'digits-cn'; did you mean digits-cnn?"),
+    (["train", "--preset", "quik"], 2, "simic: --preset has no choice 'quik'; did you mean quick?"),
+    (["train", "--device", "cdua"], 2, "simic: --device has no choice 'cdua'; did you mean cuda?"),
+    (["train", "--reward", "shapd"], 2, "simic: --reward has no choice 'shapd'; did you mean shaped?"),
+    (["train", "--level", "debugg"], 2, "simic: --level has no choice 'debugg'; did you mean debug?"),
+    (["train", "--algorithm", "iqll"], 2, "simic: --algorithm has no choice 'iqll'; did you mean iql?"),
+    *(
+        ([command, "--incubation", "shadw"], 2, "simic: --incubation has no choice 'shadw'; did you mean shadow?")
+        for command in ("train", "grow", "evaluate", "schedule")
+    ),
+    # Data, by its flag.
+    (["train", "--task", "cifar10-cnn"], 4, "cifar-10-batches-bin has none: fetch"),
+    (["train", "--task", "cifar10-cnn", "--data-dir", "x"], 4, "or name its directory with --data-dir"),
+    (["train", "--task", "chars-transformer", "--data-dir", "x"], 4, "simic: the text x does not exist"),
+    (["train", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
+    (["evaluate", "--tasks", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
+    (["evaluate", "--tasks", "fashion-cnn", "--data-dir", "x"], 4, "but x has neither"),
+    (["evaluate", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
+    (["grow", "--task", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
+    (["grow", "--task", "a:b", "--data-dir", "x"], 2, "leave out --data-dir"),
+    (["schedule", "--tasks", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
+    (["schedule", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
+    # Places.
+    (
+        ["train", "--out", "CONFIG"],
+        4,
+        "cannot write CONFIG: Not a directory; a file stands where a directory is needed",
+    ),
+    (["train", "--out", "CONFIG/run"], 4, "a file stands where a directory is needed"),
+    (["train", "--profile", "CONFIG"], 4, "cannot write CONFIG"),
+    (["evaluate", "--out", "CONFIG"], 4, "a file stands where a directory is needed"),
+    (["grow", "--out", "nowhere/x.pt2"], 4, "--out: the directory nowhere does not exist"),
+    (["schedule", "--out", "nowhere/x.json"], 4, "--out: the directory nowhere does not exist"),
+    # Devices and episodes.
+    (["train", "--device", ABSENT], 2, f"simic: this machine has no {ABSENT} that torch can use; choose --device cpu"),
+    (
+        ["train", "--algorithm", "imitation", "--episodes", "heurstic"],
+        2,
+        "simic: --episodes: 'heurstic' is neither a name nor a path that exists; did you mean heuristic?",
+    ),
+    (["train", "--algorithm", "iql", "--episodes", "."], 4, "--episodes: there are no recorded episodes in ."),
+    (["train", "--algorithm", "iql", "--episodes", "random", "--resume", "auto", "--out", "x"], 2, "is not resumed"),
     (["train", "--updates", "0"], 2, "simic: updates must be at least 1, got 0"),
     (["train", "--algorithm", "iql"], 2, "name them with --episodes"),
     (["train", "--gamma", "2"], 2, "gamma must be"),
@@ -185,6 +237,64 @@ def test_what_needs_no_torch_is_answered_without_it(answers, number):
     assert files == ["CONFIG"]  # nothing was begun
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("command", ["train", "evaluate", "grow", "schedule"])
+def test_a_place_without_permission_is_told_at_once(tmp_path, capsys, command):
+    tmp_path.chmod(0o500)
+    code, said = told(capsys, command, "--out", str(tmp_path / "x"))
+    assert code == 4
+    assert "Permission denied; choose another place" in said
+
+
+@pytest.mark.parametrize("command", ["train", "grow", "evaluate", "schedule", "report", "runs", "inspect"])
+def test_help_has_no_none_and_lists_choices_in_their_order(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert "None" not in said
+    joined = re.sub(r"[\s│]+", "", said)
+    for name, choices in CHOICES.items():
+        if f"--{name}{{" in joined:
+            assert f"--{name}{{{','.join(choices)}}}" in joined
+    if command == "train":
+        assert all(f"--{name}{{" in joined for name in CHOICES)
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
+    """Though torch was loaded and the directory taken: what is found wrong then goes with what was made for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("hello")
+    for out in ([], ["--out", "a/b/run"]):
+        code, said = told(capsys, "train", *TINY, "--init", "text", *out)
+        assert code == 2
+        assert "not a readable safetensors file" in said
+        assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    (tmp_path / "mine").mkdir()
+    told(capsys, "train", *TINY, "--init", "text", "--out", "mine")
+    assert list((tmp_path / "mine").iterdir()) == []  # the user's own directory stays
+
+
+def test_data_dir_reaches_the_tasks_of_a_run_its_comparison_and_an_evaluation(tmp_path, capsys):
+    text = tmp_path / "input.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 40)
+    flags = ["--task", "chars-transformer", "--data-dir", str(tmp_path)]
+    assert told(capsys, "train", *TINY, *flags, "--compare", "2", "--out", str(tmp_path / "run"))[0] == 0
+    results = json.loads((tmp_path / "run/comparison/results.json").read_text())
+    assert f"--data-dir {tmp_path}" in results["command"]
+    (started,) = read_events(tmp_path / "run", [RunStarted])
+    data = load_chars(data_dir=tmp_path)
+    digest = hashlib.sha256()
+    for tensor in (data.train_x, data.train_y, data.validation_x, data.validation_y):
+        digest.update(tensor.numpy().tobytes())
+    assert started.data_hashes == {"first task": digest.hexdigest()}
+    text.unlink()
+    load_chars.cache_clear()
+    code, said = told(capsys, "train", "--resume", str(tmp_path / "run"), "--updates", "2")
+    assert code == 4
+    assert "--data-dir" in said
+
+
 def test_two_places_for_one_run_are_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     code, said = told(capsys, "train", "--resume", str(tmp_path), "--out", "elsewhere")
@@ -192,15 +302,19 @@ def test_two_places_for_one_run_are_refused(tmp_path, capsys):
     assert "name two places; give one of them" in said
 
 
-def test_printed_settings_are_a_config_file(tmp_path, capsys):
-    code, said = told(capsys, "train", "--preset", "standard", "--gamma", "0.9", "--record", "--print-config")
-    assert code == 0
-    first, rest = said.split("\n", 1)
-    assert first == "# preset standard < flags --record --gamma"
-    (tmp_path / "a.json").write_text(rest)
-    _, again = told(capsys, "train", "--config", str(tmp_path / "a.json"), "--print-config")
-    assert again.split("\n", 1)[1] == rest
-    assert json.loads(rest)["reward"]["gamma"] == 0.9
+@pytest.mark.parametrize(
+    "chosen", [[], *(["--algorithm", name, "--episodes", "random"] for name in ("imitation", "iql"))]
+)
+def test_printed_settings_are_a_config_file(tmp_path, capsys, chosen):
+    flags = ["--preset", "standard", "--gamma", "0.9", "--record", *chosen]
+    main(["train", *flags, "--print-config"])
+    said = capsys.readouterr()
+    assert said.err.startswith("settings: preset standard < flags")
+    (tmp_path / "a.json").write_text(said.out)  # as `--print-config > a.json` leaves it
+    main(["train", "--config", str(tmp_path / "a.json"), "--print-config"])
+    assert capsys.readouterr().out == said.out
+    assert json.loads(said.out)["ppo"]["gamma"] == 0.9
+    assert ("clip_range" in json.loads(said.out)["ppo"]) != bool(chosen)  # what is not read is left out
 
 
 @pytest.mark.parametrize("name", ["record", "tensorboard", "wandb"])
@@ -208,9 +322,10 @@ def test_a_flag_can_undo_what_a_file_says(tmp_path, capsys, name):
     (tmp_path / "a.json").write_text(json.dumps({name: True}))
     asked = ["train", "--config", str(tmp_path / "a.json"), "--print-config"]
     for flags, source, value in (([], "", True), ([f"--no-{name}"], f" < flags --no-{name}", False)):
-        first, rest = told(capsys, *asked, *flags)[1].split("\n", 1)
-        assert first == f"# preset quick < file {tmp_path / 'a.json'}{source}"
-        assert json.loads(rest)[name] is value
+        main([*asked, *flags])
+        said = capsys.readouterr()
+        assert said.err == f"settings: preset quick < file {tmp_path / 'a.json'}{source}\n"
+        assert json.loads(said.out)[name] is value
 
 
 def test_presets_are_listed(capsys):
@@ -264,9 +379,18 @@ def test_runs_have_no_root_by_default(tmp_path, capsys, monkeypatch):
 
 def test_a_run_is_named_after_the_time(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    directory, resume = TrainCommand().place()
-    assert not resume
-    assert re.fullmatch(r"runs/\d{8}-\d{6}", str(directory))
+    monkeypatch.setattr("time.strftime", lambda pattern: "20260102-030405")
+    places = []
+    monkeypatch.setattr("simic.training.start.start", lambda config, path, **options: places.append(path) or 3)
+    assert exit_code("train") == 3
+    assert not Path("runs").exists()  # nothing was put there
+    with ExitStack() as stack:
+        for _ in range(2):  # two that begin in one second
+            places.append(stack.enter_context(new_directory(Path("runs"))))
+            (places[-1] / "file").touch()
+        assert exit_code("train") == 3
+    assert list(map(str, places)) == [f"runs/20260102-030405{end}" for end in ("", "", "-2", "-3")]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["20260102-030405", "20260102-030405-2"]
 
 
 def test_a_place_that_cannot_be_written_exits_with_4(tmp_path, capsys):
@@ -455,7 +579,7 @@ def test_a_bug_in_the_user_s_function_shows_where(own_module):
 def test_a_function_knows_its_data(own_module, capsys, tmp_path):
     code, said = told(capsys, "grow", "--task", "my_growth:make", "--data-dir", str(tmp_path))
     assert code == 2
-    assert "leave out data_dir" in said
+    assert "leave out --data-dir" in said
 
 
 def test_a_file_that_is_no_controller_is_refused(own_module, capsys, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from simic.cli import TrainCommand
 from simic.config import (
     DEFAULT_PRESET,
+    MISSING,
     PRESETS,
     RESUMABLE,
     RunConfig,
@@ -16,7 +17,9 @@ from simic.config import (
     nearest,
     override,
     read_config,
+    read_run_config,
     to_dict,
+    with_defaults,
 )
 from simic.telemetry.anomalies import Thresholds
 
@@ -75,10 +78,11 @@ def test_json_and_toml_say_the_same(tmp_path):
         ({"ppo": {"horizon": 9}}, "there is no setting 'ppo.horizon'; did you mean episode.horizon?"),
         ({"governor": {"warm_up": 9}}, "there is no setting 'governor.warm_up'; did you mean thresholds.warm_up?"),
         ({"horizn": 9}, "there is no setting 'horizn'; did you mean episode.horizon?"),
-        ({"zzzzzzzz": 1}, "there is no setting 'zzzzzzzz'; valid ones are task, algorithm, "),
+        ({"zzzzzzzz": 1}, "there is no setting 'zzzzzzzz'; valid ones are task, data_dir, algorithm, "),
         ({"ppo": 3}, "ppo must be a table of settings, got 3"),
         ({"updates": "many"}, "updates must be int, got 'many'"),
         ({"updates": 3.5}, "updates must be int, got 3.5"),
+        ({"rng_seed": 2**64}, "rng_seed must be a 64-bit number, got one of 20 digits"),
         ({"updates": True}, "updates must be int, got True"),
         ({"record": 1}, "record must be bool, got 1"),
         ({"ppo": {"gamma": "high"}}, "ppo.gamma must be float, got 'high'"),
@@ -128,7 +132,14 @@ def test_values_become_what_their_type_wants():
         ("a.json", b"{updates: 3}", "a.json is not valid JSON: "),
         ("a.toml", b"updates 3", "a.toml is not valid TOML: "),
         ("a.json", b"[1, 2]", "a.json must hold a table of settings, got list"),
-        ("a.json", b"\xff\xfe{}", "a.json is not valid JSON: "),
+        ("a.json", b"\xff\xfe{}", "a.json is not UTF-8 text (byte 0)"),
+        ("a.toml", b"\xff\xfe{}", "a.toml is not UTF-8 text (byte 0)"),
+        ("a.json", b'{"updates": NaN}', "a.json: updates must be a finite number, got nan"),
+        ("a.toml", b"updates = nan", "a.toml: updates must be a finite number, got nan"),
+        ("a.json", b'{"updates": 1, "updates": 2}', "'updates' stands twice in one table"),
+        ("a.json", b'{"a": ' * 9999, "a.json nests values more than 64 deep"),
+        ("a.toml", b"a = " + b"[" * 9999, "a.toml nests values too deeply"),
+        ("a.toml", b"a = " + b"[" * 70 + b"]" * 70, "is nested more than 64 deep"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
@@ -158,12 +169,12 @@ def test_nearest():
 
 def test_differences_are_told_by_dotted_name():
     one, other = {"a": 1, "b": {"c": 2, "d": [1]}, "e": 5}, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 6}
-    assert list(differences(one, other)) == [("b.c", 2, 3), ("e", 5, None), ("f", None, 6)]
+    assert list(differences(one, other)) == [("b.c", 2, 3), ("e", 5, MISSING), ("f", MISSING, 6)]
     assert list(differences(to_dict(BASE), to_dict(BASE))) == []
 
 
 def test_what_may_differ_when_resuming_exists():
-    assert set(RESUMABLE) <= {item.name for item in fields(RunConfig)}
+    assert set(RESUMABLE) <= {name for name, _, _ in differences(to_dict(RunConfig()), {})}
 
 
 def test_thresholds_are_settings_too():
@@ -197,13 +208,16 @@ def test_later_sources_win(tmp_path):
 def test_flags_reach_their_settings(tmp_path):
     config, _ = resolve(
         tmp_path, gamma=0.5, horizon=9, incubation="shadow", reward="sparse", learning_rate=0.1,
-        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("a", "b"), algorithm="imitation",
+        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("random",), algorithm="imitation",
     )  # fmt: skip
     assert config.ppo.gamma == config.reward.gamma == 0.5
     assert (config.episode.horizon, config.lifecycle.incubation, config.reward.scheme) == (9, "shadow", "sparse")
-    assert (config.ppo.learning_rate, config.ppo.entropy_coefficient) == (0.1, 0.3)
+    assert (config.imitation.learning_rate, config.imitation.entropy_coefficient) == (0.1, 0.3)
+    assert config.ppo.learning_rate == BASE.ppo.learning_rate
+    ppo = resolve(tmp_path, learning_rate=0.1, entropy_coefficient=0.3)[0].ppo
+    assert (ppo.learning_rate, ppo.entropy_coefficient) == (0.1, 0.3)
     assert (config.record, config.tensorboard, config.wandb) == (True, True, True)
-    assert (config.episodes, config.algorithm) == (("a", "b"), "imitation")
+    assert (config.episodes, config.algorithm) == (("random",), "imitation")
 
 
 def test_a_flag_of_zero_counts(tmp_path):
@@ -227,3 +241,45 @@ def test_a_run_that_is_resumed_by_its_path_keeps_its_settings(tmp_path):
 def test_episodes_are_not_ignored():
     with pytest.raises(ValueError, match="ppo learns by trying, not from --episodes: add --algorithm imitation or iql"):
         override(BASE, {"episodes": ["heuristic"]})
+
+
+# Schedules.
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("updates", [1, 7, 5000])
+def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, updates):
+    """Annealing over a fixed number of updates would train all later ones at learning rate 0."""
+    config = override(PRESETS[name][1], {"updates": updates})
+    ppo = config.annealed_ppo
+    assert ppo.learning_rate_schedule == "linear"
+    assert [ppo.progress(0), ppo.progress(updates - 1)] == [0.0, (updates - 1) / updates]
+    assert ppo.progress(updates - 1) < 1
+    assert ppo.entropy_weight(updates) == pytest.approx(0.005)
+
+
+def test_an_annealing_length_of_one_s_own_is_kept_but_may_not_end_before_the_run():
+    config = override(BASE, {"ppo": {"anneal_updates": 100}})
+    assert config.annealed_ppo.progress(50) == 0.5
+    message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* set it to null"
+    with pytest.raises(ValueError, match=message):
+        override(BASE, {"ppo": {"anneal_updates": 9}})
+    with pytest.raises(ValueError, match="less than updates"):
+        override(config, {"updates": 101})
+    # Entropy that has reached its end stays there: nothing is lost.
+    assert override(BASE, {"ppo": {"anneal_updates": 9, "learning_rate_schedule": "constant"}}).updates == 16
+
+
+# Settings of an older simic.
+
+
+def test_settings_that_a_run_lacks_have_their_defaults(tmp_path):
+    settings = to_dict(override(BASE, {"rng_seed": 3}))
+    del settings["iql"], settings["ppo"]["target_kl"], settings["data_dir"]
+    config, missing = read_run_config(write(tmp_path / "config.json", json.dumps(settings)))
+    assert {name for name in missing if not name.startswith("iql.")} == {"data_dir", "ppo.target_kl"}
+    assert "iql.steps" in missing
+    assert (config.rng_seed, config.ppo.target_kl) == (3, RunConfig().ppo.target_kl)
+    assert with_defaults(settings) == to_dict(config)
+    with pytest.raises(ValueError, match=r"config.json: there is no setting 'rng_sed'; did you mean rng_seed\?"):
+        read_run_config(write(tmp_path / "config.json", '{"rng_sed": 3}'))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import tyro
 
@@ -16,31 +16,66 @@ from simic import __version__, pretrained
 from simic.config import (
     DEFAULT_PRESET,
     PRESETS,
-    Algorithm,
-    Device,
     PresetName,
     RunConfig,
+    differences,
     nearest,
     override,
     read_config,
+    read_run_config,
     to_dict,
 )
-from simic.evaluation.commands import EvaluateCommand, ReportCommand, ScheduleCommand, check_file, compare
-from simic.evaluation.names import RULES
+from simic.control import CONTROLLER_NAMES
+from simic.evaluation.commands import EvaluateCommand, ReportCommand, ScheduleCommand, compare
+from simic.flags import (
+    CHOICES,
+    IncubationChoice,
+    OptionalAlgorithm,
+    OptionalDevice,
+    OptionalFloat,
+    OptionalIncubation,
+    OptionalInt,
+    OptionalLevel,
+    OptionalPath,
+    OptionalPreset,
+    OptionalReward,
+    OptionalTask,
+    OptionalText,
+    OptionalTexts,
+    Switch,
+)
 from simic.lifecycle import Incubation, LifecycleConfig
-from simic.rewards.schemes import SchemeName
-from simic.tasks import DEFAULT_TASK, FamilyName, TaskName
-from simic.telemetry.events import Level
+from simic.preflight import (
+    check_choice,
+    check_data,
+    check_output_directory,
+    check_output_file,
+    check_run,
+    refuse_ignored,
+)
+from simic.tasks import DEFAULT_TASK, TaskName
+from simic.training.run_directory import RunDirectory, new_directory
+from simic.used_settings import reads, used_settings
 
 USAGE_ERROR, DIVERGED, ENVIRONMENT_ERROR, INTERRUPTED = 2, 3, 4, 130
 RUNS = Path("runs")
 
-# Which settings of RunConfig each flag of `simic train` stands for.
+# Which settings of RunConfig each flag of `simic train` stands for; {} is the algorithm.
 FLAGS: dict[str, tuple[str, ...]] = {
     **{
         name: (name,)
         for name in (
-            *("task", "algorithm", "episodes", "rng_seed", "updates", "num_groups", "group_size", "workers"),
+            *(
+                "task",
+                "data_dir",
+                "algorithm",
+                "episodes",
+                "rng_seed",
+                "updates",
+                "num_groups",
+                "group_size",
+                "workers",
+            ),
             *("device", "level", "record", "tensorboard", "wandb", "checkpoint_every", "compare"),
         )
     },
@@ -48,14 +83,12 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "incubation": ("lifecycle.incubation",),
     "reward": ("reward.scheme",),
     "gamma": ("ppo.gamma", "reward.gamma"),
-    "learning_rate": ("ppo.learning_rate",),
-    "entropy_coefficient": ("ppo.entropy_coefficient",),
+    "learning_rate": ("{}.learning_rate",),
+    "entropy_coefficient": ("{}.entropy_coefficient",),
 }
-Switch = Annotated[bool | None, tyro.conf.DisallowNone]
-"""--name or --no-name; None if neither was given."""
 FAST = {
     **{"updates": 2, "num_groups": 2, "group_size": 4, "workers": 0, "checkpoint_every": 1, "compare": 0},
-    "episode": {"horizon": 6},
+    **{"episode": {"horizon": 6}, "imitation": {"passes": 2}, "iql": {"steps": 4}},
 }
 """What --fast-dev-run sets."""
 
@@ -64,57 +97,60 @@ FAST = {
 class TrainCommand:
     """Train a controller over many host trainings. Settings: preset, then --config, then flags; later ones win."""
 
-    preset: PresetName | None = None
+    preset: OptionalPreset = None
     """Where settings start from, by default quick; `simic presets` shows them. A run that goes on has its own."""
-    config: Path | None = None
+    config: OptionalPath = None
     """A JSON or TOML file of settings, for all that has no flag."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Directory of the run; by default one named after the time, in runs/."""
-    resume: str | None = None
+    resume: OptionalText = None
     """`auto` goes on from the last checkpoint in --out, if there is one; a path goes on with that run as it is."""
-    init: Path | None = None
+    init: OptionalPath = None
     """Start from a saved controller, such as one that was trained by imitation."""
     fast_dev_run: bool = False
     """Two tiny updates, to see that everything works."""
     print_config: bool = False
-    """Print the settings and where they come from, and stop."""
+    """Print the settings, as a file for --config, and where they come from (on stderr), and stop."""
     quiet: bool = False
     """Print only the result."""
-    profile: Path | None = None
-    """Write a trace of the second update's learning to this directory, for chrome://tracing."""
+    profile: OptionalPath = None
+    """Write a trace of the second update's learning (of PPO) or of some gradient steps to this directory, for
+    chrome://tracing."""
 
-    task: FamilyName | TaskName | None = None
+    task: OptionalTask = None
     """The task family that hosts are drawn from, or one task."""
-    algorithm: Algorithm | None = None
+    data_dir: OptionalText = None
+    """Where a task that reads files finds them."""
+    algorithm: OptionalAlgorithm = None
     """How to learn: by trying (ppo), by imitating recorded episodes, or offline from them (iql)."""
-    episodes: tuple[str, ...] | None = None
+    episodes: OptionalTexts = None
     """What to imitate or learn from: runs or directories with recorded episodes; or who plays some: a name
     such as `heuristic`, the file of a controller or of a plan (.json)."""
-    rng_seed: int | None = None
+    rng_seed: OptionalInt = None
     """Fixes everything that is drawn at random."""
-    updates: int | None = None
-    """Rollouts to learn from."""
-    num_groups: int | None = None
+    updates: OptionalInt = None
+    """Rollouts to learn from; rates anneal over all of them."""
+    num_groups: OptionalInt = None
     """Groups of hosts in a rollout; each has a task of its own."""
-    group_size: int | None = None
+    group_size: OptionalInt = None
     """Hosts of a group, trained as one tensor program."""
-    workers: int | None = None
+    workers: OptionalInt = None
     """Processes that train hosts; 0 trains them in the main process. The result is the same."""
-    device: Device | None = None
+    device: OptionalDevice = None
     """Where the policy learns."""
-    horizon: int | None = None
+    horizon: OptionalInt = None
     """Decisions of an episode."""
-    incubation: Incubation | None = None
+    incubation: OptionalIncubation = None
     """How a seed learns before it is blended in."""
-    reward: SchemeName | None = None
+    reward: OptionalReward = None
     """What the controller is paid for."""
-    gamma: float | None = None
+    gamma: OptionalFloat = None
     """Discount per decision."""
-    learning_rate: float | None = None
+    learning_rate: OptionalFloat = None
     """Of the policy."""
-    entropy_coefficient: float | None = None
+    entropy_coefficient: OptionalFloat = None
     """Weight of the policy's entropy."""
-    level: Level | None = None
+    level: OptionalLevel = None
     """How much is recorded."""
     record: Switch = None
     """Keep the episodes for imitation and offline learning."""
@@ -122,9 +158,9 @@ class TrainCommand:
     """Mirror the figures to TensorBoard."""
     wandb: Switch = None
     """Mirror the figures to Weights & Biases; WANDB_MODE=offline needs no network."""
-    checkpoint_every: int | None = None
+    checkpoint_every: OptionalInt = None
     """Updates between checkpoints."""
-    compare: int | None = None
+    compare: OptionalInt = None
     """Fresh hosts of each of four tasks on which the controller meets wait, random and heuristic in the end."""
 
     def run(self) -> int:
@@ -132,52 +168,72 @@ class TrainCommand:
         directory, resume = self.place()
         config, sources = self.resolve()
         if self.print_config:
-            print(f"# {' < '.join(sources)}")
-            print(json.dumps(to_dict(config), indent=1))
+            print(f"settings: {' < '.join(sources)}", file=sys.stderr)
+            print(json.dumps(used_settings(config), indent=1))
             return 0
-        if self.init is not None and not self.init.is_file():
-            raise FileNotFoundError(f"--init: there is no file {self.init}")
+        self.check(config)
         if not self.quiet:
             from simic.training.progress import say
 
             say(f"settings: {' < '.join(sources)}")
         from simic.training.start import start
 
-        code = start(
-            config,
-            directory,
-            resume=resume,
-            init=self.init,
-            quiet=self.quiet,
-            profile=self.profile,
-        )
-        if code == 0 and config.compare:
-            compare(config, directory, quiet=self.quiet)
+        with nullcontext(directory) if directory is not None else new_directory(RUNS) as path:
+            code = start(config, path, resume=resume, init=self.init, quiet=self.quiet, profile=self.profile)
+            if code == 0 and config.compare:
+                compare(config, path, quiet=self.quiet)
         return code
+
+    def check(self, config: RunConfig) -> None:
+        """Raise if the run could not begin, as far as that can be known without torch."""
+        directory, resume = self.place()
+        if self.init is not None and not self.init.is_file():
+            raise FileNotFoundError(f"--init: there is no file {self.init}")
+        if self.resume is not None and config.algorithm != "ppo":
+            raise ValueError(
+                f"--resume: a run of {config.algorithm} is not resumed: leave it out, choose another --out"
+            )
+        for place in (directory or RUNS, self.profile):
+            if place is not None:
+                check_output_directory(place)
+        if directory is not None and not resume:
+            RunDirectory(directory).check_free()
+        check_run(config)
 
     def resolve(self) -> tuple[RunConfig, list[str]]:
         """The settings, and where they come from, the weakest first."""
-        preset = self.preset or DEFAULT_PRESET
-        config, sources = PRESETS[preset][1], [f"preset {preset}"]
-        directory, resumes = self.place()
-        begun = directory / "config.json"
-        if resumes and begun.is_file() and self.preset is None:
-            config, sources = _with_file(config, begun), [f"run {directory}"]
+        for name, choices in CHOICES.items():
+            if getattr(self, name) is not None:
+                check_choice(f"--{name}", getattr(self, name), choices)
+        config, sources = self._base()
+        chosen: list[str] = []
         if self.config is not None:
-            config = _with_file(config, self.config)
+            before, config = config, _with_file(config, self.config)
+            chosen = [name for name, _, _ in differences(to_dict(before), to_dict(config))]
             sources.append(f"file {self.config}")
         if self.fast_dev_run:
             config = override(config, FAST)
             sources.append("--fast-dev-run")
         given = {name: value for name in FLAGS if (value := getattr(self, name)) is not None}
         if given:
-            config = override(config, _nested(given))
+            config = override(config, _nested(given, given.get("algorithm", config.algorithm)))
             flags = (f"--{'no-' * (value is False)}{name.replace('_', '-')}" for name, value in given.items())
             sources.append("flags " + " ".join(flags))
+        refuse_ignored(config, [name for name in chosen if not reads(config, name)], f"--config {self.config}")
+        ignored = [name for name in given if not any(reads(config, own) for own in _settings(name, config.algorithm))]
+        refuse_ignored(config, [f"--{name.replace('_', '-')}" for name in ignored], "flags")
         return config, sources
 
-    def place(self) -> tuple[Path, bool]:
-        """The directory of the run, and whether to go on with what it holds."""
+    def _base(self) -> tuple[RunConfig, list[str]]:
+        """What files and flags change: the settings of the run that goes on, or of a preset."""
+        directory, resumes = self.place()
+        if resumes and directory is not None and (directory / "config.json").is_file() and self.preset is None:
+            return read_run_config(directory / "config.json")[0], [f"run {directory}"]
+        preset = cast(PresetName, self.preset or DEFAULT_PRESET)
+        return PRESETS[preset][1], [f"preset {preset}"]
+
+    def place(self) -> tuple[Path | None, bool]:
+        """The directory of the run, None for a new one; and whether to go on with what it holds."""
         if self.resume not in (None, "auto"):
             path = Path(self.resume)
             if not (path / "config.json").is_file():
@@ -187,7 +243,7 @@ class TrainCommand:
             return path, True
         if self.resume == "auto" and self.out is None:
             raise ValueError("--resume auto needs --out, the run to go on with")
-        return self.out or RUNS / time.strftime("%Y%m%d-%H%M%S"), self.resume == "auto"
+        return self.out, self.resume == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,15 +254,15 @@ class GrowCommand:
     """What the host learns: a task, or `module:function`, which returns a `simic.Task` of your model and data."""
     controller: str = "heuristic"
     """Who decides: heuristic, random, wait, autogrow, schedule, pretrained, or the path of a controller or plan."""
-    incubation: Incubation = LifecycleConfig.incubation
+    incubation: IncubationChoice = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     host_epochs: int = 40
     """Passes over the host's training data; one decision after each."""
     rng_seed: int = 0
     """Fixes initial weights, batches and seeds."""
-    data_dir: Path | None = None
+    data_dir: OptionalPath = None
     """Where a task that reads files finds them."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Write the grown network here, as a plain torch.export program (.pt2)."""
     quiet: bool = False
     """Print only the result."""
@@ -218,15 +274,16 @@ class GrowCommand:
         if self.rng_seed < 0:
             raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")
         if self.out is not None:
-            check_file(self.out)
-        _check_task(self.task)
+            check_output_file(self.out)
+        check_choice("--incubation", self.incubation, CHOICES["incubation"])
+        _check_task(self.task, self.data_dir)
         _check_controller(self.controller)
         from simic.grow import print_growing
 
         print_growing(
             task_name=self.task,
             controller=self.controller,
-            incubation=self.incubation,
+            incubation=cast(Incubation, self.incubation),
             host_epochs=self.host_epochs,
             rng_seed=self.rng_seed,
             data_dir=self.data_dir,
@@ -313,15 +370,16 @@ Command = (
     | Annotated[VersionCommand, tyro.conf.subcommand("version")]
 )
 
+COMMANDS = tuple(part.name for kind in get_args(Command) for part in get_args(kind)[1:] if isinstance(part.name, str))
+
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of `simic`. What only prints ends when nobody reads on; a training goes on in silence.
 
     Exit codes: 0 done, 2 usage, 3 diverged, 4 environment (files, disk, memory), 130 or 143 stopped, 1 a bug.
     """
-    command = tyro.cli(Command, prog="simic", description="Neural networks that grow.", args=args)
     try:
-        code = command.run()
+        code = _parse(sys.argv[1:] if args is None else args).run()
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has left: nothing more to say, and no complaint at exit either. A training never
@@ -340,6 +398,16 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(code)
 
 
+def _parse(args: list[str]) -> Any:
+    """The command that the arguments ask for."""
+    if args == ["--version"]:
+        return VersionCommand()
+    if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        raise ValueError(f"there is no command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+    description = "Neural networks that grow. `simic --version` prints the version."
+    return tyro.cli(Command, prog="simic", description=description, args=args)
+
+
 def _fail(error: Exception, code: int) -> int:
     print(f"simic: {error}", file=sys.stderr)
     return code
@@ -353,11 +421,18 @@ def _with_file(config: RunConfig, path: Path) -> RunConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
+def _settings(flag: str, algorithm: str) -> list[str]:
+    """The settings that a flag stands for, by dotted name; those that there are."""
+    names = [name.format(algorithm) for name in FLAGS[flag]]
+    known = {name for name, _, _ in differences(to_dict(RunConfig()), {})}
+    return [name for name in names if name in known]
+
+
+def _nested(given: dict[str, Any], algorithm: str) -> dict[str, Any]:
     """Flags as settings, nested as RunConfig is."""
     settings: dict[str, Any] = {}
     for flag, value in given.items():
-        for dotted in FLAGS[flag]:
+        for dotted in _settings(flag, algorithm):
             *parents, name = dotted.split(".")
             table = settings
             for parent in parents:
@@ -366,13 +441,16 @@ def _nested(given: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _check_task(name: str) -> None:
-    if ":" not in name and name not in get_args(TaskName):
-        raise ValueError(f"no task is named {name!r}; {nearest(name, get_args(TaskName))}")
+def _check_task(name: str, data_dir: Path | None) -> None:
+    if ":" not in name:
+        check_choice("--task", name, get_args(TaskName))
+        check_data([name], data_dir)
+    elif data_dir is not None:
+        raise ValueError(f"{name} knows where its data is: leave out --data-dir, got {data_dir}")
 
 
 def _check_controller(name: str) -> None:
-    known = (*RULES, "pretrained")
+    known = CONTROLLER_NAMES
     if name == "pretrained":
         pretrained.check_controller()
     elif name not in known and not Path(name).is_file():

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.json_files import check_values, parse_json, read_text
 from simic.lifecycle import LifecycleConfig
 from simic.policy.config import PolicyConfig
-from simic.ppo.config import PPOConfig
+from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
 from simic.rewards.schemes import RewardConfig
 from simic.tasks import FamilyName, TaskName
 from simic.telemetry.anomalies import Thresholds
@@ -34,6 +35,8 @@ class RunConfig:
 
     task: FamilyName | TaskName = "mlp"
     """The task family that hosts are drawn from, or one task."""
+    data_dir: str | None = None
+    """Where a task that reads files finds them."""
     algorithm: Algorithm = "ppo"
     """How to learn: by trying, by imitating recorded episodes, or offline from them."""
     episodes: tuple[str, ...] = ()
@@ -41,7 +44,7 @@ class RunConfig:
     rng_seed: int = 0
     """Fixes everything that is drawn at random."""
     updates: int = 40
-    """Rollouts to learn from."""
+    """Rollouts to learn from. Learning rate and entropy anneal over all of them, also when a run is extended."""
     num_groups: int = 4
     """Groups of hosts in a rollout; each has a task of its own."""
     group_size: int = 16
@@ -77,6 +80,8 @@ class RunConfig:
     governor: GovernorConfig = field(default_factory=GovernorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    iql: IQLConfig = field(default_factory=IQLConfig)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
@@ -91,6 +96,17 @@ class RunConfig:
             raise ValueError(f"algorithm {self.algorithm} learns from recorded episodes: name them with --episodes")
         if self.algorithm == "ppo" and self.episodes:
             raise ValueError("algorithm ppo learns by trying, not from --episodes: add --algorithm imitation or iql")
+        anneal = self.ppo.anneal_updates
+        if self.ppo.learning_rate_schedule == "linear" and anneal is not None and anneal < self.updates:
+            raise ValueError(
+                f"ppo.anneal_updates ({anneal}) is less than updates ({self.updates}): the learning rate would be 0 "
+                "from there on; set it to null, so that it follows updates, or raise it"
+            )
+
+    @property
+    def annealed_ppo(self) -> PPOConfig:
+        """PPO's settings, with schedules that run over all updates unless their length is set."""
+        return replace(self.ppo, anneal_updates=self.ppo.anneal_updates or self.updates)
 
     @property
     def hosts_per_update(self) -> int:
@@ -98,8 +114,8 @@ class RunConfig:
         return self.num_groups * self.group_size
 
 
-def _learning(updates: int, learning_rate: float = 1e-3, entropy_coefficient: float = 0.02) -> PPOConfig:
-    """PPO for a run of so many updates: steps and exploration shrink towards its end."""
+def _learning(learning_rate: float = 1e-3, entropy_coefficient: float = 0.02) -> PPOConfig:
+    """PPO whose steps and exploration shrink towards the end of the run."""
     return PPOConfig(
         gamma=1.0,
         learning_rate=learning_rate,
@@ -108,7 +124,6 @@ def _learning(updates: int, learning_rate: float = 1e-3, entropy_coefficient: fl
         num_minibatches=4,
         entropy_coefficient=entropy_coefficient,
         final_entropy_coefficient=0.005,
-        anneal_updates=updates,
         target_kl=0.05,
     )
 
@@ -118,12 +133,12 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
     "quick": (
         "About 3 minutes on 2 CPU cores.",
         RunConfig(
-            updates=16, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_learning(16, 2e-3), reward=_REWARD
+            updates=16, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_learning(2e-3), reward=_REWARD
         ),
     ),
     "standard": (
         "About 45 minutes on 2 CPU cores.",
-        RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_learning(240), reward=_REWARD),
+        RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_learning(), reward=_REWARD),
     ),
     "pretrained": (
         "How the controller that ships with simic learned to grow; about 20 minutes on 2 CPU cores.",
@@ -132,7 +147,7 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
             updates=80,
             num_groups=4,
             group_size=32,
-            ppo=_learning(80),
+            ppo=_learning(),
             reward=RewardConfig(gamma=1.0, compute_weight=1.0),
         ),
     ),
@@ -143,7 +158,7 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
             updates=24,
             num_groups=4,
             group_size=32,
-            ppo=_learning(24, 5e-4, 0.005),
+            ppo=_learning(5e-4, 0.005),
             reward=RewardConfig(scheme="thrifty", gamma=1.0, compute_weight=1.0),
         ),
     ),
@@ -155,7 +170,7 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
             group_size=64,
             device="cuda",
             compile=True,
-            ppo=_learning(2000),
+            ppo=_learning(),
             reward=_REWARD,
             policy=PolicyConfig(hidden_size=256, encoding_size=128),
         ),
@@ -163,8 +178,9 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
 }
 DEFAULT_PRESET: PresetName = "quick"
 
-RESUMABLE = ("updates", "workers", "checkpoint_every", "keep", "compare")
-"""Settings that may differ when a run is resumed: the results do not depend on them, but for where it ends."""
+RESUMABLE = ("updates", "ppo.anneal_updates", "workers", "checkpoint_every", "keep", "compare")
+"""Settings that may differ when a run is resumed. Schedules go on over the new number of updates: the rate of an update
+is what a run of that length has there. Nothing else of the results depends on them."""
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -176,14 +192,45 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings of a JSON or TOML file."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no config file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        settings = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    text = read_text(path)
+    settings = _parse_toml(text, path) if path.suffix == ".toml" else parse_json(text, path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a table of settings, got {type(settings).__name__}")
     return settings
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} nests values too deeply to be settings; mend the file") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}; mend the file") from None
+    return check_values(settings, path)
+
+
+def read_run_config(path: Path) -> tuple[RunConfig, list[str]]:
+    """The settings that a run was begun with, and the names of those that it lacks: an older simic had not got them.
+
+    Where one is missing its default stands, which is how simic behaved before there was such a setting.
+    """
+    settings = read_config(path)
+    try:
+        config = override(RunConfig(), settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return config, [name for name, _, theirs in differences(to_dict(config), settings) if theirs is MISSING]
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON values, those that are missing included."""
+
+    def filled(defaults: Any, given: Any) -> Any:
+        if not (isinstance(defaults, dict) and isinstance(given, Mapping)):
+            return given
+        return defaults | {key: filled(defaults.get(key), value) for key, value in given.items()}
+
+    return filled(to_dict(RunConfig()), settings)
 
 
 def override(config: Any, settings: Mapping[str, Any], *, where: str = "") -> Any:
@@ -193,11 +240,11 @@ def override(config: Any, settings: Mapping[str, Any], *, where: str = "") -> An
     for key, value in settings.items():
         name = f"{where}{key}"
         if key not in known:
-            raise ValueError(f"there is no setting {name!r}; {nearest(name, _all_keys())}")
+            raise ValueError(f"there is no setting {_short(name)}; {nearest(name, _all_keys())}")
         current = getattr(config, key)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{name} must be a table of settings, got {value!r}")
+                raise ValueError(f"{name} must be a table of settings, got {_short(value)}")
             changes[key] = override(current, value, where=f"{name}.")
         else:
             changes[key] = _checked(name, value, hints[key])
@@ -215,12 +262,22 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"valid ones are {', '.join(valid)}"
 
 
+class _Missing:
+    """Stands for a setting that a config has not got."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+
+
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], where: str = "") -> Iterable[tuple[str, Any, Any]]:
-    """Settings in which two configs differ, by dotted name."""
+    """Settings in which two configs differ, by dotted name; one that a config has not got is MISSING."""
     for key in sorted(one.keys() | other.keys()):
-        mine, theirs = one.get(key), other.get(key)
-        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            yield from differences(mine, theirs, f"{where}{key}.")
+        mine, theirs = one.get(key, MISSING), other.get(key, MISSING)
+        if isinstance(mine, Mapping) and (isinstance(theirs, Mapping) or (theirs is MISSING and mine)):
+            yield from differences(mine, {} if theirs is MISSING else theirs, f"{where}{key}.")
         elif mine != theirs:
             yield f"{where}{key}", mine, theirs
 
@@ -242,7 +299,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     if origin is Literal:
         if value in choices:
             return value
-        raise ValueError(f"{name} has no choice {value!r}; {nearest(str(value), choices)}")
+        raise ValueError(f"{name} has no choice {_short(value)}; {nearest(str(value), choices)}")
     if origin in (Union, types.UnionType):
         literals = [c for arm in choices if get_origin(arm) is Literal for c in get_args(arm)]
         if literals:
@@ -256,7 +313,15 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         return {key: _checked(f"{name}.{key}", item, choices[1]) for key, item in value.items()}
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
+    if hint is int and type(value) is int and abs(value) >= 2**63:
+        raise ValueError(f"{name} must be a 64-bit number, got one of {len(str(abs(value)))} digits")
     if origin is None and type(value) is hint:
         return value
     kind = getattr(hint, "__name__", str(hint))
-    raise ValueError(f"{name} must be {kind}, got {value!r}")
+    raise ValueError(f"{name} must be {kind}, got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    """What a file says, as much of it as fits in a line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

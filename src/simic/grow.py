@@ -149,7 +149,7 @@ def load_task(name: str, data_dir: Path | None = None) -> Task:
     if not colon:
         return make_task(name, data_dir=data_dir)
     if data_dir is not None:
-        raise ValueError(f"{name} knows where its data is: leave out data_dir, got {data_dir}")
+        raise ValueError(f"{name} knows where its data is: leave out --data-dir (data_dir), got {data_dir}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         try:

@@ -1,5 +1,7 @@
 """PPO's settings: schedules by hand, and nonsense is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from simic.ppo.config import PPOConfig
@@ -39,17 +41,23 @@ def test_without_a_schedule_nothing_moves():
         ({"floor_boost": 0.5}, "floor_boost must be at least 1, got 0.5"),
         ({"head_entropy": {"op": 1.0, "slot": -0.5}}, "head_entropy must not be negative, got -0.5 for slot"),
         ({"final_entropy_coefficient": -0.1, "anneal_updates": 5}, "final_entropy_coefficient must be at least 0"),
-        ({"learning_rate_schedule": "linear", "anneal_updates": -3}, "schedules need anneal_updates.*got -3"),
+        ({"learning_rate_schedule": "linear", "anneal_updates": -3}, "anneal_updates must be at least 1, got -3"),
         ({"surrogate": "both"}, "surrogate must be one of joint, per_head, got 'both'"),
         ({"learning_rate_schedule": "cosine"}, "learning_rate_schedule must be one of constant, linear, kl"),
-        ({"learning_rate_schedule": "linear"}, "schedules need anneal_updates"),
-        ({"final_entropy_coefficient": 0.0}, "schedules need anneal_updates"),
         ({"learning_rate_schedule": "kl", "target_kl": None}, "'kl' needs a target_kl"),
     ],
 )
 def test_nonsense_is_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         PPOConfig(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"learning_rate_schedule": "linear"}, {"final_entropy_coefficient": 0.0}])
+def test_whoever_learns_must_know_how_long_schedules_run(settings):
+    config = PPOConfig(**settings)  # a run fills in its own number of updates
+    with pytest.raises(ValueError, match=r"schedules need anneal_updates, .* got None"):
+        config.check_schedules()
+    replace(config, anneal_updates=3).check_schedules()
 
 
 def test_value_clipping_is_off_by_default():

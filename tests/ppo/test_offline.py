@@ -403,11 +403,11 @@ def test_draws_derive_from_the_rng_seed_alone():
     assert not torch.equal(weights(0), weights(1))
 
 
-def test_progress_is_told_now_and_then(monkeypatch):
+def test_progress_is_told_now_and_then_and_at_the_end(monkeypatch):
     monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 2)
     told = []
     last = learn_offline(plain_agent(size=1), [coin(2, 1)], IQLConfig(steps=5), progress=told.append)
-    assert [metrics.step for metrics in told] == [2, 4]
+    assert [metrics.step for metrics in told] == [2, 4, 5]
     assert last.step == 5
 
 

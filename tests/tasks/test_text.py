@@ -68,7 +68,7 @@ def test_a_path_may_name_the_text_itself(tmp_path):
 
 
 def test_faults_of_a_text_are_named_with_the_remedy(tmp_path):
-    with pytest.raises(FileNotFoundError, match=rf"{re.escape(str(tmp_path))}/input.txt does not exist: pass a text"):
+    with pytest.raises(FileNotFoundError, match=rf"{re.escape(str(tmp_path))}/input.txt does not exist: name a text"):
         load_chars(data_dir=tmp_path)
     path = tmp_path / "input.txt"
     path.write_bytes(b"\xff\xfe" * 200)

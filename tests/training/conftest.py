@@ -20,7 +20,7 @@ def learn_this(monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
 
     def use(task: Task) -> None:
         for module in (build, episodes):
-            monkeypatch.setattr(module, "group_task", lambda name, split, rng_seed: task)
+            monkeypatch.setattr(module, "group_task", lambda name, split, rng_seed, data_dir=None: task)
 
     return use
 

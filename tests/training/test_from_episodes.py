@@ -2,7 +2,6 @@
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,28 @@ from simic.actions import Op
 from simic.bundle import BundleError, save_bundle
 from simic.control.learned import LearnedController
 from simic.control.plan import Plan
-from simic.ppo.imitation import ImitationConfig, imitate
-from simic.ppo.offline import IQLConfig, learn_offline
+from simic.ppo.imitation import imitate
 from simic.telemetry.events import RunFinished, RunStarted, Update
 from simic.training import from_episodes
-from simic.training.build import RunExistsError, make_agent, make_setup
+from simic.training.build import make_agent, make_setup
 from simic.training.episodes import GroupJob, make_trainings
 from simic.training.from_episodes import flat, play_fresh
-from simic.training.run_directory import RunDirectory
+from simic.training.run_directory import RunDirectory, RunExistsError
 from simic.training.start import start
+from simic.used_settings import reads
 
 
 @pytest.fixture(autouse=True)
 def short_lessons(monkeypatch):
     """A few passes and steps are enough to see that everything works."""
-    monkeypatch.setitem(from_episodes.LEARNERS, "imitation", partial(imitate, config=ImitationConfig(passes=3)))
     monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 2)
-    monkeypatch.setitem(from_episodes.LEARNERS, "iql", partial(learn_offline, config=IQLConfig(steps=6)))
+
+
+SHORT = {"imitation": {"passes": 3}, "iql": {"steps": 6}}
 
 
 def learn(path: Path, *, init: Path | None = None, **changes: Any) -> int:
-    return start(tiny.make_config(**changes), path, init=init, quiet=True)
+    return start(tiny.make_config(**tiny.merged(SHORT, changes)), path, init=init, quiet=True)
 
 
 FIGURES = {"imitation": "head_accuracy/op", "iql": "policy_loss"}
@@ -72,16 +72,10 @@ def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, sour
     assert code == 0
 
 
-LESSONS = {
-    "imitation": partial(imitate, config=ImitationConfig(passes=3, learning_rate=1e30)),
-    "iql": partial(learn_offline, config=IQLConfig(steps=6, learning_rate=1e30)),
-}
-
-
-@pytest.mark.parametrize("algorithm", LESSONS)
-def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, monkeypatch, capsys, algorithm):
-    monkeypatch.setitem(from_episodes.LEARNERS, algorithm, LESSONS[algorithm])
-    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1) == 3
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, capsys, algorithm):
+    settings: dict[str, Any] = {algorithm: {"learning_rate": 1e30}}
+    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, **settings) == 3
     (finished,) = tiny.told(tmp_path, RunFinished)
     assert (finished.status, finished.exit_code) == ("diverged", 3)
     assert "look for rewards and observations in the recorded episodes" in finished.reason
@@ -93,12 +87,12 @@ def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, m
 
 
 def test_lessons_that_are_stopped_leave_a_checkpoint_of_the_last_report(tmp_path, tiny_task, monkeypatch):
-    def stop(agent: Any, rollouts: Any, progress: Any) -> None:
+    def stop(agent: Any, rollouts: Any, config: Any, progress: Any) -> None:
         def once(metrics: Any) -> None:
             progress(metrics)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        imitate(agent, rollouts, ImitationConfig(passes=3), progress=once)
+        imitate(agent, rollouts, config, progress=once)
 
     monkeypatch.setitem(from_episodes.LEARNERS, "imitation", stop)
     assert learn(tmp_path, algorithm="imitation", episodes=["random"], updates=1) == 143
@@ -119,7 +113,7 @@ def test_lessons_take_one_thread(tmp_path, tiny_task, monkeypatch):
     """With more, sums come in another order, and jobs in this process take many times as long."""
     threads = []
 
-    def note(agent: Any, rollouts: Any, progress: Any) -> None:
+    def note(agent: Any, rollouts: Any, config: Any, progress: Any) -> None:
         threads.append(torch.get_num_threads())
 
     monkeypatch.setitem(from_episodes.LEARNERS, "imitation", note)
@@ -203,3 +197,79 @@ def test_who_cannot_play_is_refused_before_anything_begins(tmp_path, tiny_task):
 def test_numbers_of_nested_tables_get_one_name_each():
     tree = {"loss": 1, "head": {"op": 0.5, "slot": {"a": True}}, "text": "x", "none": None}
     assert flat(tree) == {"loss": 1.0, "head/op": 0.5, "head/slot/a": 1.0}
+
+
+# Settings reach the learners.
+
+
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_every_so_many_reports_a_checkpoint_is_kept(tmp_path, tiny_task, algorithm):
+    settings: dict[str, Any] = {"imitation": {"passes": 4}, "iql": {"steps": 8}}
+    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, checkpoint_every=2, **settings) == 0
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["update_000002", "update_000004"]
+    assert "agent" in tiny.kept(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_figures_are_mirrored_and_steps_profiled(tmp_path, tiny_task, monkeypatch, algorithm):
+    seen: list[Any] = []
+    monkeypatch.setattr("simic.training.build.tensorboard_mirror", lambda directory, first_update: seen.append)
+    config = tiny.make_config(algorithm=algorithm, episodes=["random"], updates=1, tensorboard=True, **SHORT)
+    assert start(config, tmp_path / "run", profile=tmp_path / "trace", quiet=True) == 0
+    assert sum(isinstance(event, Update) for event in seen) == 3
+    (trace,) = (tmp_path / "trace").iterdir()
+    assert "optimizer" in trace.read_text().lower()
+
+
+def test_nothing_is_drawn_from_a_task_that_nobody_plays(tmp_path, tiny_task, monkeypatch):
+    tiny.play_run(tmp_path / "recorded", updates=1, record=True)
+    monkeypatch.setattr("simic.training.build.group_task", lambda *args: pytest.fail("the task's data were read"))
+    assert learn(tmp_path / "run", algorithm="iql", episodes=[str(tmp_path / "recorded")]) == 0
+    assert tiny.told(tmp_path / "run", RunStarted)[0].data_hashes == {}
+
+
+IGNORED: dict[str, Any] = {
+    **{"twins": False, "thresholds": {"warm_up": 9, "ratio_high": 2.0}},
+    "ppo": {"clip_range": 0.3, "learning_rate": 0.1, "entropy_coefficient": 0.5, "ppo_epochs": 3, "target_kl": None},
+}
+READ: dict[str, Any] = {
+    "rng_seed": {"rng_seed": 7},
+    "updates": {"updates": 2},
+    "num_groups": {"num_groups": 2},
+    "group_size": {"group_size": 3},
+    "horizon": {"episode": {"horizon": 4}},
+    "incubation": {"lifecycle": {"incubation": "shadow"}, "episode": {"horizon": 8}},
+    "reward": {"reward": {"scheme": "sparse"}},
+    "gamma": {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}},
+    "learning_rate": {"imitation": {"learning_rate": 0.1}, "iql": {"learning_rate": 0.1}},
+    "level": {"level": "off"},
+}
+
+
+def outcome(path: Path, algorithm: str, changes: dict[str, Any]) -> dict[str, bytes]:
+    settings = tiny.merged({"algorithm": algorithm, "episodes": ["random"], "updates": 1}, changes)
+    assert learn(path, **settings) == 0
+    return {name: (path / name).read_bytes() for name in ("events.jsonl", "controller.safetensors")}
+
+
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_what_is_refused_would_change_nothing(tmp_path, tiny_task, algorithm):
+    """The table of settings that each algorithm reads tells the truth: in one direction, all at once."""
+    assert outcome(tmp_path / "a", algorithm, {}) == outcome(tmp_path / "b", algorithm, IGNORED)
+    config = tiny.make_config(algorithm=algorithm, episodes=["random"])
+    assert not any(
+        reads(config, name) for name in ("twins", "thresholds.warm_up", *(f"ppo.{n}" for n in IGNORED["ppo"]))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["imitation", "iql"])
+def test_what_is_read_changes_what_is_learned_or_told(tmp_path, tiny_task, algorithm):
+    """And in the other, one by one."""
+    plain = {
+        horizon: outcome(tmp_path / f"plain-{horizon}", algorithm, {"episode": {"horizon": horizon}})
+        for horizon in (3, 8)
+    }
+    for name, changes in READ.items():
+        before = plain[8] if name == "incubation" else plain[3]
+        assert outcome(tmp_path / name, algorithm, changes) != before, name

@@ -1,5 +1,12 @@
 """What is in a run, a checkpoint or a controller, as text."""
 
+import json
+import os
+import re
+import socket
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 import tiny
 
@@ -9,7 +16,10 @@ from simic.telemetry.recorder import Recorder
 from simic.training.build import make_agent
 from simic.training.checkpoint import CheckpointError, save_checkpoint
 from simic.training.inspect import inspect_path, list_runs_as_table, summarize
+from simic.training.loop import train
+from simic.training.run import Run
 from simic.training.run_directory import RunDirectory
+from simic.training.start import start
 
 
 def lines(said: str) -> dict[str, str]:
@@ -31,7 +41,6 @@ def test_a_run_its_checkpoint_and_its_controller(tmp_path, tiny_task, capsys):
         "score": f"{sum(scores) / 2:.2f}",
         "status": "done",
         "started": "",
-        "total": "2",
         "checkpoints": '["update_000001", "update_000002"]',
         "best": f"update_00000{best}",
         "recorded episodes": "2",
@@ -55,7 +64,7 @@ def test_the_score_of_a_run_is_the_mean_of_its_last_five_updates(tmp_path):
         for number in range(7):
             recorder.record(Update(update=number, metrics={"score": 10.0 * number}))
     summary = summarize(RunDirectory(tmp_path))
-    assert (summary["score"], summary["updates"], summary["status"]) == ("40.00", "7/?", "no events")
+    assert (summary["score"], summary["updates"], summary["status"]) == ("40.00", "7/?", "not begun")
 
 
 def test_runs_are_listed_by_name_also_those_that_were_killed(tmp_path, tiny_task, capsys):
@@ -70,9 +79,71 @@ def test_runs_are_listed_by_name_also_those_that_were_killed(tmp_path, tiny_task
     header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert header == ["run", "task", "updates", "score", "status", "started"]
     assert [row[0] for row in rows] == ["[red]empty", "a-killed", "b-done"]
-    assert rows[0][-3:] == ["no", "events", "-"]
-    assert rows[1][4:7] == ["running", "or", "killed"]
+    assert rows[0][-3:] == ["not", "begun", "-"]
+    assert rows[1][4] == "killed"
     assert (rows[2][1], rows[2][2], rows[2][4]) == ("mlp", "1/1", "done")
+
+
+def status(path: Path) -> str:
+    return summarize(RunDirectory(path))["status"]
+
+
+def test_a_damaged_run_is_a_row_that_says_so_and_hides_no_other(tmp_path, tiny_task, capsys):
+    for name in ("a", "b"):
+        start(tiny.make_config(updates=1), tmp_path / name, quiet=True)
+    with open(tmp_path / "a/process.jsonl", "ab") as file:
+        file.write(b"no event\n")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/config.json").write_text("[" * 5000)
+    capsys.readouterr()
+    assert list_runs_as_table(tmp_path) == 0
+    said = capsys.readouterr().out
+    _, a, b, c, *faults = said.splitlines()
+    assert re.search(r"a +mlp +1/1 .* done, damaged ", a)
+    assert re.search(r"b +mlp +1/1 .* done  ", b)
+    assert "not begun, damaged" in c
+    assert re.match(r"a: .*process.jsonl, byte \d+: not an event", faults[0])
+    assert re.match(r"c: .*config.json nests values more than 64 deep", faults[1])
+
+
+def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=1)
+    run = RunDirectory(tmp_path)
+    events = run.process.read_text().splitlines(keepends=True)
+    run.process.write_text("".join(events[:-1]))  # without its end
+    with run.lock():
+        assert status(tmp_path) == f"running (process {os.getpid()})"
+    for pid in (os.getpid(), 2**22 + 1, -1, 0, 10**30):  # alive but without the lock, dead, and nonsense
+        run.lock_file.write_text(json.dumps({"pid": pid, "host": socket.gethostname()}))
+        assert status(tmp_path) == "killed"
+    for odd in ("", "{", '{"pid": []}', "[1]"):
+        run.lock_file.write_text(odd)
+        assert status(tmp_path) == "killed"
+    run.process.write_text("".join(events))
+    assert status(tmp_path) == "done"
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, "done"), (3, "diverged"), (143, "stopped"), (None, "failed")])
+def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeypatch, code, expected):
+    def end(run: Run) -> int:
+        if code is None:
+            raise MemoryError
+        return code or train(run)
+
+    monkeypatch.setattr("simic.training.start.train", end)
+    with nullcontext() if code is not None else pytest.raises(MemoryError):
+        start(tiny.make_config(updates=1, level="off"), tmp_path, quiet=True)
+    summary = summarize(RunDirectory(tmp_path))
+    assert (summary["task"], summary["updates"], summary["score"]) == ("mlp", f"{int(code == 0)}/1", "-")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", summary["started"])
+    assert summary["status"] == expected
+    # Somebody who is refused changes nothing of that.
+    with pytest.raises(ValueError, match="holds a run already"):
+        start(tiny.make_config(updates=1, level="off"), tmp_path, quiet=True)
+    assert status(tmp_path) == expected
+    # A kill leaves the lock as it was taken.
+    RunDirectory(tmp_path).lock_file.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
+    assert status(tmp_path) == "killed"
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):

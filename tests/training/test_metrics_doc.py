@@ -2,17 +2,13 @@
 
 import re
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
 import tiny
 
-from simic.ppo.imitation import ImitationConfig, imitate
-from simic.ppo.offline import IQLConfig, learn_offline
 from simic.telemetry.anomalies import NAMES, Thresholds
 from simic.telemetry.events import PhaseTimings, Update
-from simic.training import from_episodes
 from simic.training.start import start
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -65,12 +61,8 @@ def test_every_anomaly_has_an_entry_with_its_limit():
 @pytest.mark.parametrize("algorithm", ["imitation", "iql"])
 def test_figures_of_lessons_have_entries(tmp_path, tiny_task, monkeypatch, algorithm):
     monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 1)
-    lessons = {
-        "imitation": partial(imitate, config=ImitationConfig(passes=1)),
-        "iql": partial(learn_offline, config=IQLConfig(steps=1)),
-    }
-    monkeypatch.setitem(from_episodes.LEARNERS, algorithm, lessons[algorithm])
-    config = tiny.make_config(algorithm=algorithm, episodes=["heuristic"], updates=1)
+    short = {"imitation": {"passes": 1}, "iql": {"steps": 1}}
+    config = tiny.make_config(algorithm=algorithm, episodes=["heuristic"], updates=1, **short)
     assert start(config, tmp_path, quiet=True) == 0
     known = entries("Learning from recorded episodes").keys() | entries("Learning").keys()
     assert {general(name) for event in tiny.told(tmp_path, Update) for name in event.metrics} <= known

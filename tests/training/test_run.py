@@ -35,11 +35,11 @@ from simic.telemetry.events import (
     WorkerFault,
 )
 from simic.training import build
-from simic.training.build import RunExistsError, build_run, make_agent, start_from
+from simic.training.build import build_run, make_agent, start_from
 from simic.training.checkpoint import CheckpointError, list_checkpoints, read_manifest
 from simic.training.record import load_episodes
 from simic.training.run import Run
-from simic.training.run_directory import RunDirectory
+from simic.training.run_directory import RunDirectory, RunExistsError
 from simic.training.start import start
 from simic.training.workers import Fault
 
@@ -449,9 +449,50 @@ def test_other_settings_are_refused_when_resuming_and_both_values_named(tmp_path
 def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_task):
     directory = RunDirectory(tmp_path).create()
     build.write_config(tiny.make_config(), directory)
-    others = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9, "compare": 7}
-    assert set(others) == set(RESUMABLE)
+    others: dict[str, Any] = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9, "compare": 7}
+    assert {*others, "ppo.anneal_updates"} == set(RESUMABLE)
+    others["ppo"] = {"anneal_updates": 3}
     assert tiny.play_run(tmp_path, resume=True, **others)[0] == 0
+
+
+ANNEALED = {"ppo": {"learning_rate_schedule": "linear", "learning_rate": 1e-3, "anneal_updates": None}}
+
+
+def rates(path: Path) -> list[float]:
+    return [event.metrics["learning_rate"] for event in tiny.told(path, Update)]
+
+
+def test_schedules_run_over_all_updates_also_of_a_run_that_is_extended(tmp_path, tiny_task):
+    tiny.play_run(tmp_path, updates=2, **ANNEALED)
+    assert rates(tmp_path) == pytest.approx([1e-3, 0.5e-3])
+    tiny.play_run(tmp_path, updates=4, resume=True, **ANNEALED)
+    assert rates(tmp_path) == pytest.approx([1e-3, 0.5e-3, 0.5e-3, 0.25e-3])  # the later ones as of a run of four
+    assert json.loads((tmp_path / "config.json").read_text())["updates"] == 4  # `--resume DIR` alone goes on with that
+
+
+def test_a_run_with_schedules_is_the_same_when_it_is_stopped_and_resumed(tmp_path, tiny_task):
+    def stop_in_second_update(run: Run) -> None:
+        before_update(run, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    tiny.play_run(tmp_path / "whole", updates=3, **ANNEALED)
+    assert tiny.play_run(tmp_path / "cut", stop_in_second_update, updates=3, **ANNEALED)[0] == 143
+    tiny.play_run(tmp_path / "cut", updates=3, resume=True, **ANNEALED)
+    assert tiny.same(tiny.kept(tmp_path / "whole"), tiny.kept(tmp_path / "cut"))
+
+
+def test_a_run_of_an_older_simic_is_resumed_with_a_note(tmp_path, tiny_task):
+    """Neither its settings nor its checkpoint know of what was added later."""
+    tiny.play_run(tmp_path, lambda run: run.about["settings"].pop("iql"), updates=1)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["iql"], settings["data_dir"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    directory, told = RunDirectory(tmp_path), []
+    for _ in range(2):
+        with directory.lock():
+            build_run(tiny.make_config(updates=2), directory, resume=True, quiet=True, say=told.append).recorder.close()
+    notes = [line for line in told if "older" in line]
+    assert len(notes) == 1  # it was written anew, so that the second time nothing was missing
+    assert re.search(r"config.json is older than these settings and has their defaults: data_dir, iql", notes[0])
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_task):
@@ -461,6 +502,29 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_task):
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=r"policy\.hidden_size = 8, not 16 as update_000001 was made with"):
         tiny.play_run(tmp_path, updates=1, resume=True, policy={"hidden_size": 8})
+
+
+def test_a_controller_of_another_gamma_gives_its_policy_and_not_its_values(tmp_path):
+    old, told = make_agent(tiny.make_config(rng_seed=1)), []
+    old.value_scale.update(torch.full((4, 1), 7.0))
+    old.return_scale.moments.update(torch.full((4, 1), 9.0))
+    old.save_controller(tmp_path / "old.safetensors")
+    fresh = make_agent(tiny.make_config(rng_seed=2, ppo={"gamma": 0.9}, reward={"gamma": 0.9}))
+    before = {name: value.clone() for name, value in fresh.plain.state_dict().items()}
+    scales = [
+        {k: v.clone() for k, v in scale.state_dict().items()} for scale in (fresh.value_scale, fresh.return_scale)
+    ]
+    start_from(fresh, tmp_path / "old.safetensors", say=told.append)
+    assert re.search(r"learned with gamma 1.0, this run has 0.9: its policy is taken over, its values are not", told[0])
+    for name, value in fresh.plain.state_dict().items():
+        assert torch.equal(value, before[name] if name.startswith("critic.") else old.plain.state_dict()[name]), name
+    for scale, own in zip((fresh.value_scale, fresh.return_scale), scales, strict=True):
+        assert tiny.same(dict(scale.state_dict()), own)
+    alike = make_agent(tiny.make_config(rng_seed=2))
+    start_from(alike, tmp_path / "old.safetensors", say=told.append)
+    assert len(told) == 1
+    assert tiny.same(dict(alike.plain.state_dict()), dict(old.plain.state_dict()))
+    assert float(alike.value_scale.mean[0]) == pytest.approx(7.0, rel=0.2)
 
 
 # A run that cannot begin leaves nothing that stands in the way of the next try.

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from simic.telemetry.recorder import OutputError
-from simic.training.run_directory import RunDirectory, RunLockedError, list_runs
+from simic.training.run_directory import RunDirectory, RunLockedError, list_runs, new_directory
 
 HOLDER = """
 import subprocess, sys
@@ -89,6 +91,65 @@ def test_a_holder_that_has_not_said_who_it_is(run):
         run.lock_file.write_text("")
         with pytest.raises(RunLockedError, match="in use by another process"), run.lock():
             pass
+
+
+def fail_in(run: RunDirectory, file: str, content: str = "") -> None:
+    """Take the run, write a file in it, and fail."""
+    with run.lock():
+        (run.path / file).write_text(content)
+        raise KeyError
+
+
+def test_what_never_began_goes_with_its_lock(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for path in (tmp_path / "new/run", tmp_path / "mine"):
+        with pytest.raises(KeyError):
+            fail_in(RunDirectory(path), "events.jsonl")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+    with pytest.raises(KeyError):
+        fail_in(RunDirectory(tmp_path / "run"), "config.json", "{}")  # it began
+    assert (tmp_path / "run/lock").exists()
+
+
+def test_what_somebody_else_put_there_stays(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    for name in ("events.jsonl", "notes"):
+        (run.path / name).touch()
+    with pytest.raises(KeyError):
+        fail_in(run, "episodes/one")
+    assert sorted(path.name for path in run.path.iterdir()) == ["episodes", "events.jsonl", "notes"]
+
+
+def test_a_lock_that_was_removed_meanwhile_is_not_taken(run, monkeypatch):
+    """Another process gave the run up between our opening the file and locking it."""
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        run.lock_file.unlink()
+
+    monkeypatch.setattr("fcntl.flock", remove_first)
+    with pytest.raises(RunLockedError, match="was given up by another process just now: try again"), run.lock():
+        pass
+
+
+def test_directories_named_after_the_time_are_one_s_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda pattern: "now")
+    root, barrier = tmp_path / "runs", threading.Barrier(4)
+
+    def begin(number: int) -> Path:
+        with new_directory(root) as path:
+            barrier.wait()
+            (path / str(number)).touch()
+        return path
+
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(begin, range(4)))
+    assert sorted(path.name for path in paths) == ["now", "now-2", "now-3", "now-4"]
+    assert all(len(list(path.iterdir())) == 1 for path in paths)
+    with new_directory(root) as path:
+        pass
+    assert not path.exists()
+    assert len(list(root.iterdir())) == 4
 
 
 def test_runs_are_listed_by_name(tmp_path):

@@ -33,7 +33,10 @@ SETTINGS: dict[str, Any] = {
     "compare": 0,
     "episode": {"horizon": 3, "attribute_at_end": False},
     "policy": {"hidden_size": 16, "encoding_size": 16},
-    "ppo": {"ppo_epochs": 1, "num_minibatches": 2, "learning_rate": 5e-4, "learning_rate_schedule": "constant"},
+    "ppo": {
+        **{"ppo_epochs": 1, "num_minibatches": 2, "learning_rate": 5e-4, "learning_rate_schedule": "constant"},
+        "anneal_updates": 16,  # a run that is extended is then exactly one that was longer from the start
+    },
 }
 """What tiny runs differ in from the quick preset."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
@@ -12,9 +12,15 @@ import tyro
 from simic.config import RunConfig
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.names import parse_tasks
-from simic.lifecycle import Incubation, LifecycleConfig
+from simic.flags import CHOICES, IncubationChoice, OptionalPath, OptionalText
+from simic.lifecycle import LifecycleConfig
+from simic.preflight import check_choice, check_data, check_output_directory, check_output_file
 from simic.tasks import FamilyName
 from simic.telemetry.events import FILES
+from simic.training.run_directory import new_directory
+
+EVALUATIONS = Path("evaluations")
+"""Where evaluations go by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +41,15 @@ class EvaluateCommand:
     """The rng seed of the first host."""
     horizon: int = EvaluationConfig.horizon
     """Decisions of an episode."""
-    incubation: Incubation = LifecycleConfig.incubation
+    incubation: IncubationChoice = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     ablations: bool = False
     """Compare every learned controller with static_final, static_wide, replay and shuffled of its own."""
     sample: bool = False
     """Learned controllers draw their actions, rather than take the likeliest."""
-    out: Path | None = None
+    data_dir: OptionalText = None
+    """Where tasks that read files find them."""
+    out: OptionalPath = None
     """Directory of the results, and to resume from; by default one named after the time, in evaluations/."""
     workers: int = 2
     """Processes that train hosts; 0 trains them in the main process. The result is the same."""
@@ -53,13 +61,16 @@ class EvaluateCommand:
         if self.workers < 0:
             raise ValueError(f"--workers must not be negative, got {self.workers}")
         rng_seeds = tuple(range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds))
-        names = ("controllers", "tasks", "num_tasks", "horizon", "incubation", "ablations", "sample")
+        check_choice("--incubation", self.incubation, CHOICES["incubation"])
+        names = ("controllers", "tasks", "num_tasks", "horizon", "incubation", "ablations", "sample", "data_dir")
         settings = {name: getattr(self, name) for name in names}
-        EvaluationConfig(rng_seeds=rng_seeds, **settings)
+        config = EvaluationConfig(rng_seeds=rng_seeds, **settings)
+        check_data((task.name for task in config.named_tasks), self.data_dir)
+        check_output_directory(self.out or EVALUATIONS)
         from simic.evaluation import evaluate
 
-        out = self.out or Path("evaluations") / time.strftime("%Y%m%d-%H%M%S")
-        evaluate(rng_seeds=rng_seeds, out=out, workers=self.workers, quiet=self.quiet, **settings)
+        with nullcontext(self.out) if self.out is not None else new_directory(EVALUATIONS) as out:
+            evaluate(rng_seeds=rng_seeds, out=out, workers=self.workers, quiet=self.quiet, **settings)
         return 0
 
 
@@ -73,10 +84,12 @@ class ScheduleCommand:
     """Where to search: FAMILY[:SPLIT] or names of tasks, separated by commas."""
     horizon: int = EvaluationConfig.horizon
     """Decisions of an episode."""
-    incubation: Incubation = LifecycleConfig.incubation
+    incubation: IncubationChoice = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     rng_seed: int = 0
     """Fixes tasks and hosts."""
+    data_dir: OptionalText = None
+    """Where tasks that read files find them."""
     out: Path = Path("schedule.json")
     """Where the plan goes."""
     workers: int = 2
@@ -86,14 +99,17 @@ class ScheduleCommand:
 
     def run(self) -> int:
         """Check what needs no torch, then search."""
-        parse_tasks(self.tasks, 1)
+        named = parse_tasks(self.tasks, 1)
+        check_choice("--incubation", self.incubation, CHOICES["incubation"])
         for name in ("workers", "rng_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
-        check_file(self.out)
+        check_data((task.name for task in named), self.data_dir)
+        check_output_file(self.out)
         from simic.evaluation.search import search_plan
 
-        settings = {name: getattr(self, name) for name in ("budget", "tasks", "horizon", "incubation", "rng_seed")}
+        names = ("budget", "tasks", "horizon", "incubation", "rng_seed", "data_dir")
+        settings = {name: getattr(self, name) for name in names}
         search_plan(**settings, workers=self.workers, quiet=self.quiet).save(self.out)
         return 0
 
@@ -104,14 +120,14 @@ class ReportCommand:
 
     path: Annotated[Path, tyro.conf.Positional]
     """The directory of an evaluation (with its results.json) or of a run (with its events)."""
-    out: Path | None = None
+    out: OptionalPath = None
     """Where to write it; by default report.html in that directory."""
 
     def run(self) -> int:
         """Write it and say where."""
         out, results = self.out or self.path / "report.html", self.path / "results.json"
         if self.out is not None:
-            check_file(self.out)
+            check_output_file(self.out)
         if results.is_file():
             from simic.evaluation.report import read_results, write_evaluation_report
 
@@ -126,14 +142,6 @@ class ReportCommand:
         return 0
 
 
-def check_file(out: Path) -> None:
-    """Whether a result can be written there, asked before the work."""
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"--out: the directory {out.parent} does not exist; create it first")
-    if out.is_dir():
-        raise IsADirectoryError(f"--out: {out} is a directory; name a file")
-
-
 def compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:
     """Let what was just trained and some rules lead the same fresh hosts, of tasks that training never saw."""
     from simic.evaluation import evaluate
@@ -145,6 +153,7 @@ def compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:
         num_tasks=4,
         horizon=config.episode.horizon,
         incubation=config.lifecycle.incubation,
+        data_dir=config.data_dir,
         out=directory / "comparison",
         workers=config.workers,
         quiet=quiet,

@@ -31,6 +31,8 @@ class EvaluationConfig:
     """Whether every learned controller is also compared with baselines derived from its own episodes."""
     sample: bool = False
     """Whether learned controllers draw their actions rather than take the likeliest."""
+    data_dir: str | None = None
+    """Where tasks that read files find them."""
 
     def __post_init__(self) -> None:
         if not self.rng_seeds or min(self.rng_seeds) < 0 or len(set(self.rng_seeds)) < len(self.rng_seeds):
@@ -54,7 +56,7 @@ class EvaluationConfig:
     @cached_property
     def named_tasks(self) -> list[NamedTask]:
         """On what."""
-        return parse_tasks(self.tasks, self.num_tasks)
+        return parse_tasks(self.tasks, self.num_tasks, self.data_dir)
 
     @property
     def command(self) -> str:
@@ -67,5 +69,6 @@ class EvaluationConfig:
         words += [f"--num-tasks {self.num_tasks}", f"--rng-seeds {count}", f"--horizon {self.horizon}"]
         words += [f"--first-rng-seed {first}"] * (first > 0)
         words += [f"--incubation {self.incubation}"] * (self.incubation != LifecycleConfig.incubation)
+        words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample
         return " ".join(words)

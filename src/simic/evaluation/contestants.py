@@ -100,7 +100,9 @@ def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
 
 def find_task(task: NamedTask) -> Task:
     """The task of that name."""
-    return make_task(task.name) if task.split is None else find_family(task.name).draw_task(task.index, task.split)
+    if task.split is None:
+        return make_task(task.name, data_dir=task.data_dir)
+    return find_family(task.name).draw_task(task.index, task.split)
 
 
 def given_to(contestant: Contestant) -> Any:

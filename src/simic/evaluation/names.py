@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 from simic import pretrained
 from simic.config import nearest
 from simic.tasks import SPLITS, FamilyName, Split, TaskName
+from simic.tasks.files import FILES
 from simic.training.checkpoint import MANIFEST, list_checkpoints
 from simic.training.run_directory import RunDirectory
 
@@ -68,6 +69,8 @@ class NamedTask:
     name: str
     split: Split | None = None
     index: int = 0
+    data_dir: str | None = None
+    """Where a task that reads files finds them."""
 
     def __str__(self) -> str:
         return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
@@ -126,7 +129,7 @@ def describe_groups(contestants: Iterable[Contestant]) -> dict[str, dict[str, An
     return groups
 
 
-def parse_tasks(names: Iterable[str], num_tasks: int) -> list[NamedTask]:
+def parse_tasks(names: Iterable[str], num_tasks: int, data_dir: str | None = None) -> list[NamedTask]:
     """Tasks by name, and `num_tasks` of every FAMILY:SPLIT; the split is held_out unless said."""
     if num_tasks < 1:
         raise ValueError(f"--num-tasks must be at least 1, got {num_tasks}")
@@ -139,7 +142,7 @@ def parse_tasks(names: Iterable[str], num_tasks: int) -> list[NamedTask]:
                 raise ValueError(f"family {family} has no split {split!r}; {nearest(split, SPLITS)}")
             tasks |= dict.fromkeys(NamedTask(family, split, index) for index in range(num_tasks))
         elif name in get_args(TaskName):
-            tasks[NamedTask(name)] = None
+            tasks[NamedTask(name, data_dir=data_dir if name in FILES else None)] = None
         else:
             valid = [*get_args(FamilyName), *get_args(TaskName)]
             raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, valid)}")

@@ -18,11 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from simic.evaluation.groups import Groups
+from simic.json_files import read_json
 from simic.telemetry.recorder import writing
 from simic.training.progress import PatientConsole
 
 FORMAT = 2
 """Of results.json."""
+MAX_PART_BYTES = 64 * 2**20
+"""Of the results of one controller on one task."""
 COLUMNS = (
     *("group", "controller", "task", "rng_seed", "metric", "score", "area"),
     *("parameters", "host_parameters", "flops", "accuracy_per_parameter", "seeds", "fossils"),
@@ -53,7 +56,7 @@ class Parts:
         if key not in self._parts and self._directory is not None:
             # What is missing, was torn by a power cut or changed since is done again.
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-                kept = json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8"))
+                kept = read_json(self._directory / f"{key}.json", max_bytes=MAX_PART_BYTES)
                 if kept["sha256"] == _digest(json.dumps(kept["part"], allow_nan=False)):
                     self._parts[key] = kept["part"]
         return self._parts.get(key)

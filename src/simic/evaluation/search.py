@@ -59,12 +59,13 @@ def search_plan(
     horizon: int = EpisodeConfig.horizon,
     incubation: Incubation = LifecycleConfig.incubation,
     rng_seed: int = 0,
+    data_dir: str | None = None,
     plans: Sequence[Plan] | None = None,
     workers: int = 0,
     quiet: bool = True,
 ) -> Plan:
     """The best of the plans, by default those of `grid`."""
-    alive, names, turn = list(plans or grid()), parse_tasks(tasks, 1), 0
+    alive, names, turn = list(plans or grid()), parse_tasks(tasks, 1, data_dir), 0
     rungs = math.ceil(math.log(len(alive), 1 / KEEP) - 1e-9)
     least = rungs * MIN_HOSTS * len(alive)
     if budget < least:

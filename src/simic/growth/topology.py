@@ -31,6 +31,7 @@ from torch.overrides import is_tensor_like
 
 from simic.actions import STYLES
 from simic.growth.seed import Seed
+from simic.json_files import parse_json
 from simic.lifecycle import Stage
 from simic.slots import Slots
 
@@ -165,7 +166,7 @@ def _plan(
 
 def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
     try:
-        record = json.loads(bytes(value.cpu().numpy().tobytes()))
+        record = parse_json(bytes(value.cpu().numpy().tobytes()), "its text")
         found = record["version"]
         if found == VERSION:
             _check_life(record)

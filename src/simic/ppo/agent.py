@@ -63,6 +63,7 @@ class PPOAgent:
     ) -> None:
         self.device = torch.device(device or "cpu")
         self.network, self.plain, self.config = network.to(self.device), unwrap(network), config or PPOConfig()
+        self.config.check_schedules()
         self.thresholds = thresholds or Thresholds()
         self.rng_seed, self.update_count, self.gradient_steps, self._skipped_in_a_row = rng_seed, 0, 0, 0
         heads = self.plain.tree.heads

@@ -1,4 +1,4 @@
-"""PPOConfig: how a policy learns from rollouts."""
+"""How a policy learns: from rollouts by PPO, from recorded episodes by imitation or implicit Q-learning (IQL)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PPOConfig:
     floor_boost: float = 10.0
     """See `entropy_floor`."""
     anneal_updates: int | None = None
-    """Updates over which schedules run."""
+    """Updates over which schedules run; None in a run's settings stands for all of its updates."""
     auxiliary_coefficient: float = 0.1
     """Weight of the loss of predicted contributions."""
     target_kl: float | None = 0.02
@@ -91,13 +91,16 @@ class PPOConfig:
         _check_choice(self, "learning_rate_schedule", LearningRateSchedule)
         if self.final_entropy_coefficient is not None:
             _check(self, "final_entropy_coefficient", 0)
-        anneals = self.learning_rate_schedule == "linear" or self.final_entropy_coefficient is not None
-        if anneals and (self.anneal_updates or 0) < 1:
-            raise ValueError(
-                f"schedules need anneal_updates, the number of updates they run over, got {self.anneal_updates}"
-            )
+        if self.anneal_updates is not None:
+            _check(self, "anneal_updates", 1)
         if self.learning_rate_schedule == "kl" and self.target_kl is None:
             raise ValueError("learning_rate_schedule 'kl' needs a target_kl, got None")
+
+    def check_schedules(self) -> None:
+        """Raise if something anneals and nobody said over how many updates: it would never change."""
+        anneals = self.learning_rate_schedule == "linear" or self.final_entropy_coefficient is not None
+        if anneals and self.anneal_updates is None:
+            raise ValueError("schedules need anneal_updates, the number of updates they run over, got None")
 
     def progress(self, update: int) -> float:
         """How far schedules are at an update, from 0 to 1."""
@@ -107,6 +110,79 @@ class PPOConfig:
         """The entropy coefficient at an update."""
         last = self.entropy_coefficient if self.final_entropy_coefficient is None else self.final_entropy_coefficient
         return self.entropy_coefficient + self.progress(update) * (last - self.entropy_coefficient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationConfig:
+    """How a policy learns from what others did."""
+
+    passes: int = 100
+    """Most times that the recorded episodes are gone through."""
+    minibatch_envs: int = 16
+    """Environments per gradient step, with their whole sequences."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    held_out: float = 0.1
+    """Share of environments that is watched instead of learned from; 0 watches none and makes all passes."""
+    patience: int = 10
+    """Passes without a better loss of held-out environments that end learning; the best weights are kept."""
+    value_coefficient: float = 0.5
+    """Weight of the critic's error about the returns that followed; 0 teaches it nothing."""
+    entropy_coefficient: float = 0.0
+    """Weight of the mean normalised entropy of the heads, which keeps a policy from becoming too sure to explore."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        for name in ("passes", "minibatch_envs", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "max_gradient_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("value_coefficient", "entropy_coefficient"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out must be a share from 0 to below 1, got {self.held_out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQLConfig:
+    """How a policy learns from recorded episodes."""
+
+    steps: int = 3000
+    """Gradient steps."""
+    minibatch_envs: int = 16
+    """Environments per gradient step, with their whole sequences."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    expectile: float = 0.8
+    """What V aims at among the worths of recorded actions: 0.5 is their mean, towards 1 the best of them."""
+    inverse_temperature: float = 3.0
+    """How much likelier the policy makes an action that is better by a deviation of returns: 0 imitates, more picks."""
+    weight_limit: float = 100.0
+    """The most that one decision counts."""
+    target_rate: float = 0.01
+    """Share of the way that the Q which V learns from goes towards the one that learns, each step."""
+    value_coefficient: float = 0.5
+    """Weight of V's loss beside the policy's; they share a trunk."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm: those of Q, and those of policy and V."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "minibatch_envs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "weight_limit", "value_coefficient", "max_gradient_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 < self.expectile < 1:
+            raise ValueError(f"expectile must be between 0 and 1, both excluded, got {self.expectile}")
+        if not self.inverse_temperature >= 0:
+            raise ValueError(f"inverse_temperature must be at least 0, got {self.inverse_temperature}")
+        if not 0 < self.target_rate <= 1:
+            raise ValueError(f"target_rate must be above 0 and at most 1, got {self.target_rate}")
 
 
 def _check(config: object, name: str, low: float, high: float = float("inf")) -> None:

@@ -21,45 +21,11 @@ from simic.policy.masked import ILLEGAL
 from simic.policy.tree import ActionTree, TreeDistribution
 from simic.ppo import losses
 from simic.ppo.agent import DivergedError, PPOAgent, make_optimizer
+from simic.ppo.config import ImitationConfig
 from simic.ppo.rollout import Rollout, join
 
 STREAM = 1
 """Tells the draws made here from others of the same rng seed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImitationConfig:
-    """How a policy learns from what others did."""
-
-    passes: int = 100
-    """Most times that the recorded episodes are gone through."""
-    minibatch_envs: int = 16
-    """Environments per gradient step, with their whole sequences."""
-    learning_rate: float = 1e-3
-    """Adam's step size."""
-    held_out: float = 0.1
-    """Share of environments that is watched instead of learned from; 0 watches none and makes all passes."""
-    patience: int = 10
-    """Passes without a better loss of held-out environments that end learning; the best weights are kept."""
-    value_coefficient: float = 0.5
-    """Weight of the critic's error about the returns that followed; 0 teaches it nothing."""
-    entropy_coefficient: float = 0.0
-    """Weight of the mean normalised entropy of the heads, which keeps a policy from becoming too sure to explore."""
-    max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
-
-    def __post_init__(self) -> None:
-        for name in ("passes", "minibatch_envs", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("value_coefficient", "entropy_coefficient"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be a share from 0 to below 1, got {self.held_out}")
 
 
 @dataclass(frozen=True, kw_only=True)

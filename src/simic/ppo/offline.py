@@ -33,6 +33,7 @@ from simic.policy.recurrence import Pieces
 from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
 from simic.ppo.agent import PPOAgent, make_optimizer
+from simic.ppo.config import IQLConfig
 from simic.ppo.imitation import clip_gradients, cloning_loss, finish_learning, follows, free_heads, study
 from simic.ppo.rollout import Rollout
 
@@ -40,44 +41,6 @@ STREAM = 2
 """Tells the draws made here from others of the same rng seed."""
 REPORT_STEPS = 100
 """Gradient steps that one record of metrics tells of."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class IQLConfig:
-    """How a policy learns from recorded episodes."""
-
-    steps: int = 3000
-    """Gradient steps."""
-    minibatch_envs: int = 16
-    """Environments per gradient step, with their whole sequences."""
-    learning_rate: float = 1e-3
-    """Adam's step size."""
-    expectile: float = 0.8
-    """What V aims at among the worths of recorded actions: 0.5 is their mean, towards 1 the best of them."""
-    inverse_temperature: float = 3.0
-    """How much likelier the policy makes an action that is better by a deviation of returns: 0 imitates, more picks."""
-    weight_limit: float = 100.0
-    """The most that one decision counts."""
-    target_rate: float = 0.01
-    """Share of the way that the Q which V learns from goes towards the one that learns, each step."""
-    value_coefficient: float = 0.5
-    """Weight of V's loss beside the policy's; they share a trunk."""
-    max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm: those of Q, and those of policy and V."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "minibatch_envs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "weight_limit", "value_coefficient", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not 0 < self.expectile < 1:
-            raise ValueError(f"expectile must be between 0 and 1, both excluded, got {self.expectile}")
-        if not self.inverse_temperature >= 0:
-            raise ValueError(f"inverse_temperature must be at least 0, got {self.inverse_temperature}")
-        if not 0 < self.target_rate <= 1:
-            raise ValueError(f"target_rate must be above 0 and at most 1, got {self.target_rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +92,7 @@ def learn_offline(
         optimizer.step()
         slow_q.update_parameters(q)
         latest.append({name: figure.detach() for name, figure in terms.items()})
-        if progress is not None and step % REPORT_STEPS == 0:
+        if progress is not None and (step % REPORT_STEPS == 0 or step == config.steps):
             progress(_metrics(step, latest))
     finish_learning(agent)
     return _metrics(config.steps, latest)

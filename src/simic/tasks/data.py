@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simic.tasks import mnist1d
+from simic.tasks.files import CIFAR10_DIR, FASHION_DIR, cifar10_files, fashion_files
 
 Samples = tuple[NDArray, NDArray]
 """Inputs and labels."""
@@ -28,12 +29,8 @@ MNIST1D_RNG_SEED = 1
 """Decides the samples of mnist1d."""
 SHUFFLE_RNG_SEED = 2
 """Decides the one permutation of the points of shuffled mnist1d."""
-CIFAR10_DIR = Path("cifar-10-batches-bin")
-"""What the archive of CIFAR-10's binary version unpacks to."""
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 """Bytes of one image: a label, then the red, green and blue planes."""
-FASHION_DIR = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist installs its files."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,12 +95,7 @@ def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Da
 @cache
 def load_fashion(*, train_size: int | None = 10_000, data_dir: Path = FASHION_DIR) -> Data:
     """Fashion-MNIST, inputs (N, 1, 28, 28): train and 5,000 validation of the official 60,000, the official test."""
-    paths = [
-        _find_idx(data_dir, f"{part}-{kind}-ubyte")
-        for part in ("train", "t10k")
-        for kind in ("images-idx3", "labels-idx1")
-    ]
-    images, labels, test_images, test_labels = (read_idx(path) for path in paths)
+    images, labels, test_images, test_labels = (read_idx(path) for path in fashion_files(data_dir))
     validation, train = deal((images[:, None], labels), (5_000,), train_size=train_size)
     return normalised(train=train, validation=validation, test=(test_images[:, None], test_labels))
 
@@ -111,20 +103,14 @@ def load_fashion(*, train_size: int | None = 10_000, data_dir: Path = FASHION_DI
 @cache
 def load_cifar10(*, train_size: int | None = 10_000, data_dir: Path = CIFAR10_DIR) -> Data:
     """CIFAR-10, inputs (N, 3, 32, 32): train and a tenth for validation of the five batches, the official test."""
-    batches = [_read_cifar10(data_dir / f"data_batch_{number}.bin") for number in range(1, 6)]
+    *batches, test = (_read_cifar10(path) for path in cifar10_files(data_dir))
     images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    test = _read_cifar10(data_dir / "test_batch.bin")
     validation, train = deal((images, labels), (max(1, len(images) // 10),), train_size=train_size)
     return normalised(train=train, validation=validation, test=test)
 
 
 def _read_cifar10(path: Path) -> Samples:
     """Images (N, 3, 32, 32) and labels of one file."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"CIFAR-10 needs {path.name} but {path.parent} has none: fetch cifar-10-binary.tar.gz from "
-            "https://www.cs.toronto.edu/~kriz/cifar.html, unpack it here, or pass its directory as data_dir"
-        )
     content = np.fromfile(path, np.uint8)
     if not len(content) or len(content) % CIFAR10_RECORD:
         raise ValueError(
@@ -151,17 +137,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(content) != expected:
         raise ValueError(f"{path} must hold {expected} bytes for shape {shape}, got {len(content)}: fetch it again")
     return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
-
-
-def _find_idx(data_dir: Path, name: str) -> Path:
-    """`name` in `data_dir`, packed or not."""
-    for path in (data_dir / f"{name}.gz", data_dir / name):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f"Fashion-MNIST needs {name}.gz (or {name}) but {data_dir} has neither: "
-        "install Debian's package dataset-fashion-mnist, or pass the directory that holds the files as data_dir"
-    )
 
 
 def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -> Iterator[Samples]:

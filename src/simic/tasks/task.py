@@ -16,6 +16,7 @@ from simic.passes import evaluating
 from simic.tasks import DEFAULT_TASK
 from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
 from simic.tasks.draws import Draws, HostTask
+from simic.tasks.files import FILES
 from simic.tasks.generated import Spirals, Teacher, Traits, load_spirals, load_teacher
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names, transformer_host
 from simic.tasks.text import load_chars
@@ -154,7 +155,6 @@ class Preset:
     num_slots: int = 3
     batch_size: int
     learning_rate: float
-    reads_files: bool = False
     draws: Draws = field(default_factory=Draws)
 
 
@@ -183,17 +183,11 @@ PRESETS: dict[str, Preset] = {
         learning_rate=1e-2,
         draws=Draws(concepts=(Teacher(hidden=(0, 0, 4, 8, 16)),)),
     ),
-    "fashion-cnn": Preset(
-        load=load_fashion, host=conv_for, width=8, batch_size=128, learning_rate=1e-2, reads_files=True
-    ),
-    "cifar10-cnn": Preset(
-        load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2, reads_files=True
-    ),
-    "chars-transformer": Preset(
-        load=load_chars, host=transformer_for, width=16, batch_size=64, learning_rate=3e-3, reads_files=True
-    ),
+    "fashion-cnn": Preset(load=load_fashion, host=conv_for, width=8, batch_size=128, learning_rate=1e-2),
+    "cifar10-cnn": Preset(load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2),
+    "chars-transformer": Preset(load=load_chars, host=transformer_for, width=16, batch_size=64, learning_rate=3e-3),
 }
-"""A new task is one loader, a host in hosts.py if none fits, and one row here."""
+"""A new task is one loader, a host in hosts.py if none fits, and one row here; one in files.py if it reads any."""
 
 
 def make_task(
@@ -211,8 +205,10 @@ def make_task(
     check_positive(width=width, num_slots=num_slots)
     options: dict[str, object] = {} if train_size is None else {"train_size": train_size}
     if data_dir is not None:
-        if not preset.reads_files:
-            raise ValueError(f"task {name} reads no files, got data_dir {str(data_dir)!r}: leave data_dir out")
+        if name not in FILES:
+            raise ValueError(
+                f"task {name} reads no files, got data_dir {str(data_dir)!r}: leave out --data-dir (data_dir)"
+            )
         options["data_dir"] = Path(data_dir)
     data = preset.load(**options)
     return Task(

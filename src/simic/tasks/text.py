@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from simic.tasks.data import Data, as_data, deal
+from simic.tasks.files import text_files
 
 WINDOW_LENGTH = 32
 """Characters a model reads at once."""
 HELD_OUT_SHARE = 1 / 6
 """Share of the windows that go to validation, and again to test."""
-TEXT_FILE = "input.txt"
-"""Name looked for in a data directory."""
 GRAMMAR_RNG_SEED = 4
 """Decides the sentences of the generated text."""
 GENERATED_CHARACTERS = 96_001
@@ -79,12 +78,7 @@ def _expand(rule: str, rng: np.random.Generator, depth: int) -> str:
 
 
 def _read(data_dir: Path) -> str:
-    path = data_dir / TEXT_FILE if data_dir.is_dir() else data_dir
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"the text {path} does not exist: pass a text file, or a directory that holds {TEXT_FILE}, as data_dir, "
-            "or leave it out to use generated text"
-        )
+    (path,) = text_files(data_dir)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

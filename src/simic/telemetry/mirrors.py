@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from simic.json_files import read_json
 from simic.telemetry.events import Anomaly, Event, RunStarted, Update
 
 IDS_FILE = "mirrors.json"
@@ -67,7 +68,9 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
 def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
     """The id that a mirror of this run has, made once and kept."""
     path = directory / IDS_FILE
-    ids = json.loads(path.read_text()) if path.is_file() else {}
+    ids = read_json(path) if path.is_file() else {}
+    if not isinstance(ids, dict):
+        raise ValueError(f"{path} must hold a table of ids, got {type(ids).__name__}: remove it")
     if name not in ids:
         ids[name] = make()
         path.write_text(json.dumps(ids, indent=1) + "\n")

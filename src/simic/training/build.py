@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from simic import __version__
-from simic.config import RESUMABLE, RunConfig, differences, read_config, to_dict
+from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
 from simic.policy.network import compile_network
 from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
+from simic.preflight import no_device
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
@@ -42,14 +43,11 @@ from simic.training.progress import Progress
 from simic.training.run import Run
 from simic.training.run_directory import RunDirectory
 from simic.training.workers import WorkerPool
+from simic.used_settings import trains_hosts
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
 """A run that cannot write so much is not begun."""
-
-
-class RunExistsError(ValueError):
-    """The directory holds a run, and nobody said to resume it."""
 
 
 def build_run(
@@ -67,8 +65,8 @@ def build_run(
     config, checkpoint = _take_up(config, directory, resume, say)
     agent = make_agent(config)
     if init is not None and checkpoint is None:
-        start_from(agent, init)
-    setup = make_setup(config)
+        start_from(agent, init, say=say)
+    setup, started = make_setup(config), manifest(config, command, checkpoint)
     run = Run(
         directory=directory,
         agent=agent,
@@ -77,13 +75,13 @@ def build_run(
         recorder=Recorder(
             directory.path,
             config.level,
-            mirrors=_mirrors(config, directory, checkpoint.update if checkpoint else 0),
+            mirrors=make_mirrors(config, directory, checkpoint.update if checkpoint else 0),
         ),
         detector=AnomalyDetector(
             config.thresholds, target_kl=config.ppo.target_kl, max_gradient_norm=config.ppo.max_gradient_norm
         ),
         progress=Progress(quiet=quiet),
-        started=manifest(config, command, checkpoint),
+        started=started,
         rng_seed=config.rng_seed,
         num_groups=config.num_groups,
         num_tasks=config.num_tasks,
@@ -99,38 +97,51 @@ def build_run(
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
-        write_config(config, directory)  # last: what could not be built leaves no run behind
+    write_config(config, directory)  # last: what could not be built leaves no run behind
     return run
 
 
 def make_agent(config: RunConfig) -> PPOAgent:
     """A fresh agent; its weights follow from the rng seed."""
-    if config.device != "cpu" and not _has_device(config.device):
-        raise ValueError(f"this machine has no {config.device} that torch can use; choose --device cpu")
+    require_device(config.device)
     with torch.random.fork_rng():
         torch.manual_seed(config.rng_seed)
         network = make_network(config.policy)
     return PPOAgent(
         compile_network(network) if config.compile else network,
-        config.ppo,
+        config.annealed_ppo,
         thresholds=config.thresholds,
         rng_seed=config.rng_seed,
         device=config.device,
     )
 
 
-def start_from(agent: PPOAgent, path: Path) -> None:
-    """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own."""
+def start_from(agent: PPOAgent, path: Path, *, say: Callable[[str], None] = print) -> None:
+    """Take over what a saved agent knows; how it learned (rate, moments, counts, rng seed) stays the new run's own.
+
+    Values of another discount are of no use: with another gamma the critic's last layers and the scales of rewards and
+    values start anew, and only the policy is taken over.
+    """
     saved, own = load_controller(path).state, agent.state_dict()
+    about = agent.about()
+    gamma = about.pop("gamma")
     with naming(path):
-        check_agent_state(saved, agent.about())
-    agent.load_state_dict(saved | {name: own[name] for name in LEARNING})
+        check_agent_state(saved, about)
+    theirs = saved["about"].get("gamma")
+    kept = {name: own[name] for name in LEARNING}
+    if theirs != gamma:
+        critic = {name: value for name, value in own["network"].items() if name.startswith("critic.")}
+        kept |= {"network": saved["network"] | critic}
+        kept |= {name: own[name] for name in ("value_scale", "return_scale")}
+        say(f"{path} learned with gamma {theirs}, this run has {gamma}: its policy is taken over, its values are not")
+    agent.load_state_dict(saved | kept | {"about": agent.about()})
 
 
 def make_setup(config: RunConfig) -> GroupSetup:
     """What every group of the run has in common."""
     return GroupSetup(
         task=config.task,
+        data_dir=config.data_dir,
         group_size=config.group_size,
         twins=config.twins,
         episode=config.episode,
@@ -151,7 +162,14 @@ def write_config(config: RunConfig, directory: RunDirectory) -> None:
 
 def _lasting(config: RunConfig) -> dict[str, Any]:
     """The settings that a run keeps."""
-    return {name: value for name, value in to_dict(config).items() if name not in RESUMABLE}
+    settings = to_dict(config)
+    for name in RESUMABLE:
+        *parents, last = name.split(".")
+        table = settings
+        for parent in parents:
+            table = table[parent]
+        del table[last]
+    return settings
 
 
 def _take_up(
@@ -169,9 +187,11 @@ def _take_up(
             )
         return config, None
     if not resume:
-        raise RunExistsError(f"{directory.path} holds a run already: go on with --resume auto, or choose another --out")
-    saved = read_config(directory.config)
-    for name, mine, theirs in differences(to_dict(config), saved):
+        directory.check_free()
+    saved, missing = read_run_config(directory.config)
+    if missing:
+        say(f"{directory.config} is older than these settings and has their defaults: {', '.join(missing)}")
+    for name, mine, theirs in differences(to_dict(config), to_dict(saved)):
         if name not in RESUMABLE:
             raise ValueError(f"the run in {directory.path} has {name} = {theirs}, not {mine}: a run keeps its settings")
     found = find_checkpoint(directory.checkpoints)
@@ -181,7 +201,9 @@ def _take_up(
         if config.updates < (done := found.checkpoint.update):
             raise ValueError(f"the run in {directory.path} has done {done} updates: --updates {config.updates} is less")
         began = found.checkpoint.about.get("settings", {})
-        for name, mine, theirs in differences(_lasting(config), began) if began else ():
+        for name, mine, theirs in differences(_lasting(config), with_defaults(began)) if began else ():
+            if name in RESUMABLE:
+                continue
             raise CheckpointError(
                 f"{directory.config} has {name} = {mine}, not {theirs} as {found.checkpoint.path.name} was made with: "
                 "it is another run's; put this run's back"
@@ -204,7 +226,7 @@ def manifest(config: RunConfig, command: tuple[str, ...], checkpoint: Checkpoint
         host=socket.gethostname(),
         git_commit=git_commit(),
         resumed_from=checkpoint.path.name if checkpoint else None,
-        data_hashes={"first task": data_hash(config)},
+        data_hashes={"first task": data_hash(config)} if trains_hosts(config) else {},
     )
 
 
@@ -231,16 +253,18 @@ def git_commit() -> str | None:
 
 def data_hash(config: RunConfig) -> str:
     """SHA-256 of the data of the first task that the run draws: tells whether two machines learn the same."""
-    data = group_task(config.task, "train", config.rng_seed).data
+    data = group_task(config.task, "train", config.rng_seed, config.data_dir).data
     digest = hashlib.sha256()
     for tensor in (data.train_x, data.train_y, data.validation_x, data.validation_y):
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _has_device(name: str) -> bool:
+def require_device(name: str) -> None:
+    """Raise unless torch can use the device."""
     checks = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
-    return checks[name].is_available()
+    if name != "cpu" and not checks[name].is_available():
+        raise ValueError(no_device(name))
 
 
 def _check_space(path: Path) -> None:
@@ -249,7 +273,7 @@ def _check_space(path: Path) -> None:
         raise OSError(f"{path} has {free / 2**20:.0f} MB left, a run needs {FREE_BYTES / 2**20:.0f}: free some space")
 
 
-def _mirrors(config: RunConfig, directory: RunDirectory, first_update: int) -> list[Callable[[Event], None]]:
+def make_mirrors(config: RunConfig, directory: RunDirectory, first_update: int) -> list[Callable[[Event], None]]:
     chosen: list[Callable[[Event], None]] = []
     if config.tensorboard:
         chosen.append(tensorboard_mirror(directory.path, first_update))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from simic.tasks.data import FASHION_DIR
+from simic.tasks.files import FASHION_DIR
 from simic.training.build import FREE_BYTES, versions
 
 ENVIRONMENT_ERROR = 4

@@ -39,6 +39,8 @@ class GroupSetup:
 
     task: str
     """A task family, or one task."""
+    data_dir: str | None = None
+    """Where a task that reads files finds them."""
     split: Split = "train"
     group_size: int
     twins: bool
@@ -213,7 +215,7 @@ def _never(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
 def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
     """The hosts of a group at the start of their episodes."""
     return HostTrainings(
-        group_task(setup.task, setup.split, task_rng_seed(job.rng_seed, job.task)),
+        group_task(setup.task, setup.split, task_rng_seed(job.rng_seed, job.task), setup.data_dir),
         [host_rng_seed(job.group_seed, 0, env) for env in range(setup.group_size)],
         episode=setup.episode,
         lifecycle=setup.lifecycle,
@@ -222,9 +224,9 @@ def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
     )
 
 
-def group_task(name: str, split: Split, rng_seed: int) -> Task:
+def group_task(name: str, split: Split, rng_seed: int, data_dir: str | None = None) -> Task:
     """A task drawn from a family, or the task of that name."""
-    return find_family(name).draw_task(rng_seed, split) if name in FAMILIES else make_task(name)
+    return find_family(name).draw_task(rng_seed, split) if name in FAMILIES else make_task(name, data_dir=data_dir)
 
 
 def play(trainings: HostTrainings, decide: Decide) -> Played:

@@ -28,16 +28,18 @@ from simic.ppo.offline import learn_offline
 from simic.ppo.rollout import Rollout
 from simic.telemetry.events import RunFinished, Update
 from simic.telemetry.recorder import Recorder, writing
-from simic.training.build import RunExistsError, make_agent, make_setup, manifest, start_from, write_config
+from simic.training.build import make_agent, make_mirrors, make_setup, manifest, start_from, write_config
 from simic.training.checkpoint import save_checkpoint
 from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
+from simic.training.profiler import profiled_steps
 from simic.training.progress import Progress
 from simic.training.record import load_episodes, save_episodes
-from simic.training.run_directory import RunDirectory
+from simic.training.run_directory import RunDirectory, RunExistsError
 from simic.training.stopping import Stopped, StopSignals
 from simic.training.workers import WorkerPool
 
-LEARNERS = {"imitation": imitate, "iql": learn_offline}
+LEARNERS: dict[str, Callable[..., Any]] = {"imitation": imitate, "iql": learn_offline}
+"""Each takes an agent, rollouts, and the section of the settings that has its name."""
 
 
 def learn_from_episodes(
@@ -45,8 +47,10 @@ def learn_from_episodes(
     directory: RunDirectory,
     *,
     init: Path | None,
+    profile: Path | None = None,
     command: tuple[str, ...],
     say: Callable[[str], None],
+    begun: Callable[[], None] = lambda: None,
 ) -> int:
     """Learn, and write the controller to the run's directory; returns the exit code. The caller holds the lock."""
     torch.set_num_threads(1)  # as in workers: sums come in one order, and many tiny operations run fastest
@@ -56,22 +60,31 @@ def learn_from_episodes(
         )
     began, agent = time.monotonic(), make_agent(config)
     if init is not None:
-        start_from(agent, init)
+        start_from(agent, init, say=say)
     rollouts = _gather(config, directory, agent.plain.state_size, say)
+    started, mirrors = manifest(config, command), make_mirrors(config, directory, 0)
     write_config(config, directory)  # now: what could not be begun leaves no run behind
-    with Recorder(directory.path, config.level) as recorder:
-        recorder.record(manifest(config, command))
+    begun()
+    with Recorder(directory.path, config.level, mirrors=mirrors) as recorder:
+        recorder.record(started)
         steps, safe = 0, deepcopy(agent.state_dict())
+
+        def save() -> None:
+            tree = {"update": steps, "agent": safe}
+            save_checkpoint(directory.checkpoints, steps, tree, about=agent.about(), keep=config.keep)
 
         def progress(metrics: Any) -> None:
             nonlocal steps, safe
             recorder.record(Update(update=steps, metrics=flat(asdict(metrics))))
             say(f"{config.algorithm} {steps}: " + "  ".join(f"{k} {v:.3f}" for k, v in _main_figures(metrics).items()))
             steps, safe = steps + 1, deepcopy(agent.state_dict())
+            if steps % config.checkpoint_every == 0:
+                save()
 
-        status, code, reason = _learn(config, agent, rollouts, progress)
+        with profiled_steps(profile):
+            status, code, reason = _learn(config, agent, rollouts, progress)
         if code:
-            save_checkpoint(directory.checkpoints, steps, {"update": steps, "agent": safe}, about=agent.about())
+            save()
         else:
             with writing(directory.controller):
                 agent.save_controller(directory.controller)
@@ -87,7 +100,7 @@ def _learn(
     """How learning ended: status, exit code and reason."""
     try:
         with StopSignals().watched():
-            LEARNERS[config.algorithm](agent, rollouts, progress=progress)
+            LEARNERS[config.algorithm](agent, rollouts, getattr(config, config.algorithm), progress=progress)
         return "done", 0, ""
     except Stopped as stop:
         return "stopped", stop.exit_code, str(stop)

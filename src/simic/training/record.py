@@ -12,8 +12,9 @@ from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.ppo.rollout import Rollout
 from simic.telemetry.recorder import writing
 from simic.training.episodes import to_rollout
+from simic.used_settings import EPISODES_FORMAT, find_episode_files
 
-FORMAT, VERSION = "simic-episodes", 1
+FORMAT, VERSION = EPISODES_FORMAT, 1
 
 
 def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]) -> Path:
@@ -27,9 +28,7 @@ def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]
 
 def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
     """The rollouts of a file, or of all files in a directory or run."""
-    source = Path(source)
-    directory = source / "episodes" if (source / "episodes").is_dir() else source
-    files = [source] if source.is_file() else sorted(directory.glob("*.safetensors"))
+    files = find_episode_files(Path(source))
     if not files:
         raise FileNotFoundError(f"there are no recorded episodes in {source}; record some with --record")
     rollouts = []

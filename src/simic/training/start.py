@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simic.config import RunConfig
-from simic.training.build import build_run
+from simic.training.build import build_run, require_device
 from simic.training.from_episodes import learn_from_episodes
 from simic.training.loop import train
 from simic.training.profiler import profiled
@@ -24,10 +24,16 @@ def start(
     command: tuple[str, ...] = (),
 ) -> int:
     """Train, or learn from recorded episodes; returns the exit code."""
+    require_device(config.device)
     directory, tell = RunDirectory(path), (lambda text: None) if quiet else say
-    with directory.lock():
+    with directory.lock() as lock:
         if config.algorithm != "ppo":
-            return learn_from_episodes(config, directory, init=init, command=command, say=tell)
-        run = build_run(config, directory, resume=resume, init=init, quiet=quiet, command=command, say=tell)
-        with profiled(run, profile):
-            return train(run)
+            lock.exit_code = learn_from_episodes(
+                config, directory, init=init, profile=profile, command=command, say=tell, begun=lock.begin
+            )
+        else:
+            run = build_run(config, directory, resume=resume, init=init, quiet=quiet, command=command, say=tell)
+            lock.begin()
+            with profiled(run, profile):
+                lock.exit_code = train(run)
+    return lock.exit_code

@@ -1,0 +1,81 @@
+"""Files that tasks read: where they are looked for, and what is said when one is missing. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+CIFAR10_DIR = Path("cifar-10-batches-bin")
+"""What the archive of CIFAR-10's binary version unpacks to."""
+FASHION_DIR = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist installs its files."""
+TEXT_FILE = "input.txt"
+"""The text in a directory."""
+
+
+def fashion_files(data_dir: Path | None = None) -> list[Path]:
+    """Images and labels of Fashion-MNIST, first those to train on, packed or not."""
+    return [
+        _find_idx(data_dir or FASHION_DIR, f"{part}-{kind}-ubyte")
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+
+
+def cifar10_files(data_dir: Path | None = None) -> list[Path]:
+    """The five batches of CIFAR-10 to train on, and the one to test on."""
+    directory = data_dir or CIFAR10_DIR
+    paths = [directory / f"{name}.bin" for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")]
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"CIFAR-10 needs {path.name} but {directory} has none: fetch cifar-10-binary.tar.gz from "
+                "https://www.cs.toronto.edu/~kriz/cifar.html, unpack it here, or name its directory with --data-dir "
+                "(data_dir)"
+            )
+    return paths
+
+
+def text_files(data_dir: Path | None = None) -> list[Path]:
+    """The text in a directory, or the file itself; none if the text is generated."""
+    if data_dir is None:
+        return []
+    path = data_dir / TEXT_FILE if data_dir.is_dir() else data_dir
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"the text {path} does not exist: name a text file, or a directory that holds {TEXT_FILE}, with --data-dir "
+            "(data_dir), or leave it out to use generated text"
+        )
+    return [path]
+
+
+FILES: dict[str, Callable[[Path | None], list[Path]]] = {
+    "fashion-cnn": fashion_files,
+    "cifar10-cnn": cifar10_files,
+    "chars-transformer": text_files,
+}
+"""Tasks that read files, and what finds them."""
+
+
+def check_data(tasks: Iterable[str], data_dir: str | Path | None) -> None:
+    """Raise if a file that one of these tasks or families reads is missing, or if none of them reads any."""
+    tasks = list(tasks)
+    if data_dir is not None and not any(name in FILES for name in tasks):
+        raise ValueError(
+            f"--data-dir is for tasks that read files ({', '.join(FILES)}); {', '.join(tasks)} reads no files: leave "
+            f"it out, got {str(data_dir)!r}"
+        )
+    for name in tasks:
+        if name in FILES:
+            FILES[name](None if data_dir is None else Path(data_dir))
+
+
+def _find_idx(data_dir: Path, name: str) -> Path:
+    """`name` in `data_dir`, packed or not."""
+    for path in (data_dir / f"{name}.gz", data_dir / name):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"Fashion-MNIST needs {name}.gz (or {name}) but {data_dir} has neither: install Debian's package "
+        "dataset-fashion-mnist, or name the directory that holds the files with --data-dir (data_dir)"
+    )
