@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from simic.growth.hooks import ignoring_padding, slots_with_masks
+from simic.growth.influence import plain_kernels
+from simic.growth.notices import warn_user
 from simic.growth.seed import Seed
 from simic.growth.sites import Site, call, tensors
 from simic.lifecycle import Stage
@@ -34,40 +37,54 @@ def export_plain(model: GrowableModel) -> nn.Module:
     for index, (site, seed) in enumerate(seeds.items()):
         if seed is not None and model.life.stage[0, index] == Stage.FOSSILIZED:
             _graft(plain.get_submodule(site.name), site, seed)
-    _verify(model, plain)
+    for part in plain.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # grown parts run on padded tensors
+    with ignoring_padding(model.host), plain_kernels():
+        _verify(model, plain)
+    _warn_of_padding(model)
     return plain
+
+
+def _warn_of_padding(model: GrowableModel) -> None:
+    fossils = [model.slot_names[index] for index in (model.life.stage[0] == Stage.FOSSILIZED).nonzero()[0]]
+    if masked := [name for name in slots_with_masks(model.host) if name in fossils]:
+        warn_user(
+            f"the exported model's grown parts in {', '.join(masked)} do not read the host's padding mask: run it on "
+            "sequences without padding, or keep the GrowableModel"
+        )
 
 
 def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:
     if type(submodule).forward is nn.Sequential.forward:
         assert isinstance(submodule, nn.Sequential)
-        submodule.append(_plain_layer(seed))
+        submodule.append(_plain_layer(seed, site))
         return
     name = "grown"
     while hasattr(submodule, name):
         name += "_"
-    layer = _plain_hook(seed, site.container)
+    layer = _plain_hook(seed, site)
     submodule.add_module(name, layer)
     submodule.register_forward_hook(layer)
 
 
-def _plain_layer(seed: Seed) -> fx.GraphModule:
+def _plain_layer(seed: Seed, site: Site) -> fx.GraphModule:
     """x -> the blended activation."""
     graph = fx.Graph()
-    graph.output(_blend(graph, graph.placeholder("x"), seed))
+    graph.output(_blend(graph, graph.placeholder("x"), seed, site))
     return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
 
 
-def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
+def _plain_hook(seed: Seed, site: Site) -> fx.GraphModule:
     """(module, args, output) -> the output with its first tensor blended; the form of a forward hook."""
-    graph = fx.Graph()
+    graph, container = fx.Graph(), site.container
     graph.placeholder("module")
     graph.placeholder("args")
     output = graph.placeholder("output")
     if container == "tensor":
-        graph.output(_blend(graph, output, seed))
+        graph.output(_blend(graph, output, seed, site))
         return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
-    blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed)
+    blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed, site)
     rest = graph.call_function(operator.getitem, (output, slice(1, None)))
     if container in ("tuple", "list"):
         first = (blended,) if container == "tuple" else [blended]
@@ -78,7 +95,15 @@ def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
     return fx.GraphModule(_parts(seed), graph, "GrownLayer").eval()
 
 
-def _blend(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
+def _blend(graph: fx.Graph, h: fx.Node, seed: Seed, site: Site) -> fx.Node:
+    if site.order is None:
+        return _blend_arranged(graph, h, seed)
+    arranged = graph.call_method("permute", (h, list(site.order)))
+    back = [site.order.index(dim) for dim in range(len(site.order))]
+    return graph.call_method("permute", (_blend_arranged(graph, arranged, seed), back))
+
+
+def _blend_arranged(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
     branch = graph.call_module("branch", (h,))
     if seed.operator == "add":
         return graph.call_function(torch.add, (h, branch), {"alpha": seed.alpha})

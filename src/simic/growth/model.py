@@ -19,17 +19,10 @@ from simic.actions import STYLES, Action, Op
 from simic.growth import topology
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
 from simic.growth.export import export_plain
+from simic.growth.hooks import attach_seed
 from simic.growth.incubation import shadow_loss, speaking_with
 from simic.growth.seed import Seed
-from simic.growth.sites import (
-    ExampleInput,
-    Site,
-    check_activation,
-    find_sites,
-    first_tensor,
-    reference_tensor,
-    with_first_tensor,
-)
+from simic.growth.sites import ExampleInput, Site, find_sites, reference_tensor
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng, undisturbed
 from simic.slots import Slots, check_actions, execute, tick
@@ -46,20 +39,6 @@ class SlotReport:
     parameters: int
     contribution: float
     counterfactual: bool
-
-
-class _SlotHook:
-    """Lets a seed speak behind its submodule, as a forward hook."""
-
-    def __init__(self, site: Site, seed: Seed) -> None:
-        self.site, self.seed = site, seed
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        h = first_tensor(output)
-        if h is None:
-            raise ValueError(f"slot {self.site.name!r} must output a tensor, got {type(output).__name__}")
-        check_activation(self.site, h)
-        return with_first_tensor(output, self.seed(h))
 
 
 class GrowableModel(nn.Module):
@@ -97,7 +76,7 @@ class GrowableModel(nn.Module):
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.rng_seed = rng_seed
         self.germinations = 0
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, list[Any]] = {}
         self.register_state_dict_post_hook(topology.publish_names)
         self.register_load_state_dict_pre_hook(topology.restore)
 
@@ -258,13 +237,13 @@ class GrowableModel(nn.Module):
         # In order of slots, so that the order of parameters depends on what has grown, not on when.
         keys = [topology.seed_key(name) for name in self.slot_names]
         self.seeds = nn.ModuleDict({key: present[key] for key in keys if key in present})
-        hook = _SlotHook(site, seed)
-        self._handles[site.name] = self.host.get_submodule(site.name).register_forward_hook(hook)
+        self._handles[site.name] = attach_seed(self.host, site, seed)
         _forget_compiled()
 
     def _detach(self, site: Site) -> None:
         del self.seeds[topology.seed_key(site.name)]
-        self._handles.pop(site.name).remove()
+        for handle in self._handles.pop(site.name):
+            handle.remove()
         _forget_compiled()
 
     def _follow_life(self) -> None:

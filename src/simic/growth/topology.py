@@ -83,7 +83,7 @@ def _describe(model: GrowableModel) -> dict[str, Any]:
 
 
 def _slot_table(model: GrowableModel) -> list[list]:
-    return [[s.name, s.shape.topology, s.shape.features, s.shape.dims] for s in model.sites]
+    return [[s.name, s.shape.kind, s.shape.features, s.shape.dims] for s in model.sites]
 
 
 def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
