@@ -183,7 +183,9 @@ def test_a_blueprint_that_does_not_ask_for_the_mask_is_named_once():
 
 def test_the_export_says_that_it_reads_no_padding_mask():
     model = grown(tagger(), torch.tensor([[3, 4, 5, 0], [3, 4, 0, 0]]))
-    with pytest.warns(UserWarning, match=r"encoder.layers.0, encoder.layers.1 do not read the host's padding mask"):
+    with pytest.warns(
+        UserWarning, match=r"encoder.layers.0, encoder.layers.1 mix positions, and do not read a padding"
+    ):
         plain = model.export()
     with torch.enable_grad():
         torch.testing.assert_close(plain(TOKENS), model(TOKENS))
@@ -221,6 +223,15 @@ def test_generating_with_a_cache_is_refused_where_a_seed_mixes_positions(bluepri
     for _ in range(3):  # greedy decoding by hand
         expected = torch.cat([expected, model(expected, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(model.generate(TOKENS, max_new_tokens=3, do_sample=False, use_cache=False), expected)
+
+
+def test_an_exported_model_generates_without_a_cache():
+    model = grown(gpt2(), {"input_ids": TOKENS})
+    with pytest.warns(UserWarning, match="use_cache=False"):
+        plain = model.export()
+    expected = model.generate(TOKENS, max_new_tokens=3, do_sample=False, use_cache=False)
+    assert torch.equal(plain.generate(TOKENS, max_new_tokens=3, do_sample=False), expected)  # pyright: ignore
+    assert model.host.config.use_cache, "the host's own settings stay"
 
 
 def test_generating_with_a_cache_is_right_where_no_seed_mixes_positions():

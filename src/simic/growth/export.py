@@ -42,17 +42,23 @@ def export_plain(model: GrowableModel) -> nn.Module:
             part.use_nested_tensor = False  # grown parts run on padded tensors
     with ignoring_padding(model.host), plain_kernels():
         _verify(model, plain)
-    _warn_of_padding(model)
+    _warn_of_positions(model, plain)
     return plain
 
 
-def _warn_of_padding(model: GrowableModel) -> None:
+def _warn_of_positions(model: GrowableModel, plain: nn.Module) -> None:
+    """Say that grown parts which mix positions run without the host's padding mask and key-value cache."""
     fossils = [model.slot_names[index] for index in (model.life.stage[0] == Stage.FOSSILIZED).nonzero()[0]]
-    if masked := [name for name in slots_with_masks(model.host) if name in fossils]:
-        warn_user(
-            f"the exported model's grown parts in {', '.join(masked)} do not read the host's padding mask: run it on "
-            "sequences without padding, or keep the GrowableModel"
-        )
+    mixing = [name for name in slots_with_masks(model.host) if name in fossils]
+    if not mixing:
+        return
+    for config in (getattr(plain, "config", None), getattr(plain, "generation_config", None)):
+        if getattr(config, "use_cache", False):
+            setattr(config, "use_cache", False)  # noqa: B010
+    warn_user(
+        f"the exported model's grown parts in {', '.join(mixing)} mix positions, and do not read a padding mask or a "
+        "key-value cache: run it on sequences without padding and with use_cache=False, or keep the GrowableModel"
+    )
 
 
 def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:

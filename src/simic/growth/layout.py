@@ -168,9 +168,11 @@ class Layouts:
         first = self._vary_sample(0)
         if first is None:
             return {}, 0
-        if first[1]:  # something mixes along the input's dimension 0; it is the batch if dimension 1 is no better
+        if first[1]:  # something mixes along the input's dimension 0; it is the batch only if dimension 1 is no better
             second = self._vary_sample(1)
-            if second is not None and not second[1]:
+            if second is None:
+                return {}, 0
+            if not second[1]:
                 return second[0], 1
         return first[0], 0
 

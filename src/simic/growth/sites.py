@@ -217,7 +217,8 @@ def _choose(host: _TracedHost) -> list[str]:
                 try:
                     host.site(name, None)
                 except AmbiguousShapeError:
-                    unclear.append(name)
+                    if host.used is None or name in host.used:
+                        unclear.append(name)
                 except ValueError:
                     visit(child, name + ".")
                 else:
