@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from simic import Action, GrowableModel
 from simic.growth.sites import find_sites
+from simic.growth.stacked import StackedHosts
 
 
 def fix_rng() -> None:
@@ -294,6 +295,43 @@ def test_a_bidirectional_recurrent_layer_is_found_as_such():
     for bidirectional in (True, False):
         sites = find_sites(Recurrent(batch_first=True, bidirectional=bidirectional), "auto", x)
         assert {site.name: site.shape.causal for site in sites} == dict.fromkeys(("project", "lstm"), not bidirectional)
+
+
+class CausalConvolution(nn.Conv1d):
+    """Looks back only, as in WaveNet."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (2, 0)))
+
+
+@pytest.mark.parametrize("blueprint", ["attention", "causal_conv"])
+def test_a_seed_behind_causal_convolutions_does_not_look_ahead(blueprint):
+    fix_rng()
+    x = torch.randn(2, 4, 9)
+    host = nn.Sequential(CausalConvolution(4, 8, 3), nn.ReLU(), CausalConvolution(8, 8, 3), nn.Conv1d(8, 4, 1))
+    assert told(host, ["0", "2"], x) == [("sequence", (2, 9, 8), (0, 2, 1))] * 2
+    assert told(host, {"0": "conv"}, x) == [("conv", (2, 8, 9), None)]
+    model = GrowableModel(host, ["0", "2"], example_input=x)
+    for slot in model.slot_names:
+        model.plant(slot, blueprint)
+    with torch.no_grad():
+        for parameter in model.seeds.parameters():
+            parameter.normal_(0, 0.5)
+    changed = x.clone()
+    changed[:, :, 5] = 0
+    difference = (model(changed) - model(x)).abs().sum(1) > 1e-4
+    assert not difference[:, :5].any()
+    assert difference[:, 5:].all()
+
+
+def test_a_stacked_host_of_another_layout_is_refused():
+    def make_host():
+        return nn.Sequential(CausalConvolution(4, 8, 3), CausalConvolution(8, 4, 3))
+
+    with pytest.raises(ValueError, match=r"must put out \(N, C\), .*; \['0'\] do not"):
+        StackedHosts(
+            make_host, ["0"], example_input=torch.randn(2, 4, 9), rng_seeds=[0], loss=F.mse_loss, metric=F.mse_loss
+        )
 
 
 def test_growth_works_in_a_permuted_slot_under_every_style():

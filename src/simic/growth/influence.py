@@ -33,12 +33,14 @@ def used_outputs(model: nn.Module, example_input: ExampleInput) -> set[str] | No
     return {name for (name, _), gradient in zip(flat, gradients, strict=True) if gradient is not None}
 
 
-def looking_ahead(model: nn.Module, slots: Mapping[str, tuple[int, int]], example_input: ExampleInput) -> set[str]:
-    """Slots of sequences whose host looks ahead; `slots` maps each name to its dimensions of batch and position.
+def directions(
+    model: nn.Module, slots: Mapping[str, tuple[int, int]], example_input: ExampleInput
+) -> dict[str, set[str]]:
+    """Whether the host looks "ahead" or "back" along each slot; `slots` gives its dimensions of batch and position.
 
-    A slot counts if everything that it is made from reaches its first position from later ones too (a bidirectional
-    encoder does, a decoder that attends to an encoder does not), or if its own later positions reach the first
-    position of a sequence behind it.
+    A host looks ahead if everything that the slot is made from reaches its first position from later ones too (true of
+    a bidirectional encoder, not of a decoder that attends to an encoder), or if the slot's own later positions reach
+    the first position of a sequence behind it. Looking back is the same from the other end.
     """
     sources: list[Tensor] = []
     behind: list[Tensor] = []
@@ -66,39 +68,41 @@ def looking_ahead(model: nn.Module, slots: Mapping[str, tuple[int, int]], exampl
 
     result = _differentiable_pass(model, map_tensors(example_input, as_source), add_probe)
     behind += [tensor for tensor in tensors(result) if tensor.dim() == 3 and tensor.is_floating_point()]
-    ahead = set()
+    found: dict[str, set[str]] = {name: set() for name in slots}
     for name, tensor in inside.items():
         batch, position = slots[name]
-        fitting = [source for source in sources if _same_positions(source, tensor, batch, position)]
+        made_from = [source for source in sources if _same_positions(source, tensor, batch, position)]
+        leads_to = [made for made in behind if _same_positions(made, tensor, batch, position)]
         # Positions may be made on the way, from patches of a picture for instance: the first such tensor counts then.
-        fitting = fitting or [made for made in behind if _same_positions(made, tensor, batch, position)][:1]
-        from_later = _made_from_later(tensor, position, fitting)
-        if from_later or _reaches_earlier(probes[name], batch, position, behind):
-            ahead.add(name)
-    return ahead
+        made_from = made_from or leads_to[:1]
+        for direction in ("ahead", "back") if tensor.shape[position] > 1 else ():
+            if _all_reach(made_from, tensor, position, direction) or any(
+                _reaches(probes[name], end, position, direction) for end in leads_to[-2:]
+            ):
+                found[name].add(direction)
+    return found
 
 
-def _made_from_later(tensor: Tensor, position: int, sources: Sequence[Tensor]) -> bool:
-    if not tensor.requires_grad or tensor.shape[position] < 2:
-        return False
-    found = [
-        gradient
-        for gradient in _gradients([tensor.select(position, 0)], sources)
-        if gradient is not None and gradient.count_nonzero()
-    ]
-    return bool(found) and all(_later(gradient, position) for gradient in found)
+def _all_reach(sources: Sequence[Tensor], tensor: Tensor, position: int, direction: str) -> bool:
+    """Whether a tensor has sources, and its end depends on other positions of each one that it depends on."""
+    gradients = _gradients([_end(tensor, position, direction)], sources) if tensor.requires_grad else []
+    used = [gradient for gradient in gradients if gradient is not None and gradient.count_nonzero()]
+    return bool(used) and all(_beyond_end(gradient, position, direction) for gradient in used)
 
 
-def _reaches_earlier(probe: Tensor, batch: int, position: int, behind: Sequence[Tensor]) -> bool:
-    if probe.shape[position] < 2:
-        return False
-    ends = [made for made in behind if _same_positions(made, probe, batch, position)][-2:]
-    gradients = [_gradients([end.select(position, 0)], [probe])[0] for end in ends]
-    return any(gradient is not None and _later(gradient, position) for gradient in gradients)
+def _reaches(probe: Tensor, tensor: Tensor, position: int, direction: str) -> bool:
+    (gradient,) = _gradients([_end(tensor, position, direction)], [probe])
+    return gradient is not None and _beyond_end(gradient, position, direction)
 
 
-def _later(gradient: Tensor, position: int) -> bool:
-    return bool(gradient.narrow(position, 1, gradient.shape[position] - 1).nan_to_num().count_nonzero())
+def _end(tensor: Tensor, position: int, direction: str) -> Tensor:
+    """The first position, from which a host can only look ahead, or the last, from which it can only look back."""
+    return tensor.select(position, 0 if direction == "ahead" else tensor.shape[position] - 1)
+
+
+def _beyond_end(gradient: Tensor, position: int, direction: str) -> bool:
+    others = gradient.narrow(position, 1 if direction == "ahead" else 0, gradient.shape[position] - 1)
+    return bool(others.nan_to_num().count_nonzero())
 
 
 def _same_positions(tensor: Tensor, like: Tensor, batch: int, position: int) -> bool:

@@ -16,7 +16,7 @@ from simic.growth.example import ExampleInput as ExampleInput
 from simic.growth.example import call as call
 from simic.growth.example import explain_failure, first_tensor, tensors
 from simic.growth.example import with_first_tensor as with_first_tensor
-from simic.growth.influence import looking_ahead, used_outputs
+from simic.growth.influence import directions, used_outputs
 from simic.growth.layout import Call, Layout, Layouts, Unknown, trace
 from simic.growth.notices import warn_user
 
@@ -184,13 +184,36 @@ def _container(output: Any) -> str:
 def _with_directions(
     model: nn.Module, sites: list[Site], topologies: Mapping[str, str], example_input: ExampleInput
 ) -> list[Site]:
-    """Sequence sites with what was said or measured of the way they look; what nothing tells looks back only."""
+    """Sites with what was said or measured of the way they look; a sequence of which nothing tells looks back only.
+
+    A convolution over time that never looks ahead is a sequence too: a seed's own convolutions would look ahead.
+    """
     told = {name: DIRECTIONS[kind] for name, kind in topologies.items() if kind in DIRECTIONS}
-    asked = [site for site in sites if site.shape.topology == "sequence" and site.name not in told]
-    dims = {site.name: (site.order[0], site.order[1]) if site.order else (0, 1) for site in asked}
-    if asked:
-        told |= dict.fromkeys(looking_ahead(model, dims, example_input), False)
-    return [replace(site, shape=replace(site.shape, causal=told.get(site.name, True))) for site in sites]
+    asked: dict[str, tuple[int, int]] = {}
+    for site in sites:
+        order = site.order or tuple(range(site.shape.rank))
+        if site.shape.topology == "sequence" and site.name not in told:
+            asked[site.name] = order[0], order[1]
+        elif site.shape.dims == 1 and site.name not in topologies:
+            asked[site.name] = order[0], order[2]
+    found = directions(model, asked, example_input) if asked else {}
+    return [_directed(site, told.get(site.name), found.get(site.name, set())) for site in sites]
+
+
+def _directed(site: Site, causal: bool | None, looks: set[str]) -> Site:
+    if site.shape.topology == "conv":
+        return _as_sequence(site) if looks == {"back"} else site
+    causal = "ahead" not in looks if causal is None else causal
+    return replace(site, shape=replace(site.shape, causal=causal))
+
+
+def _as_sequence(site: Site) -> Site:
+    """A site (N, C, L) as (N, L, C)."""
+    batch, features, position = site.order or (0, 1, 2)
+    samples, channels, length = site.example_shape
+    order = None if (batch, position, features) == (0, 1, 2) else (batch, position, features)
+    shape = SlotShape("sequence", channels)
+    return replace(site, shape=shape, example_shape=(samples, length, channels), order=order)
 
 
 # Slots that are found.

@@ -71,6 +71,8 @@ class StackedHosts:
             raise ValueError(f"slots must be the first segments of {names}, with at least one behind, got {slot_names}")
         self._reference = next(template.parameters()).detach()
         self.sites = find_sites(template, list(slot_names), example_input)
+        if other := [site.name for site in self.sites if site.order is not None]:
+            raise ValueError(f"slots of stacked hosts must put out (N, C), (N, L, C) or (N, C, *space); {other} do not")
         self.segments = list(template.children())
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.rng_seeds = np.array(rng_seeds, dtype=np.int64)
