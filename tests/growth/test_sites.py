@@ -186,6 +186,12 @@ def test_finding_slots_leaves_the_host_alone():
     assert [parameter.requires_grad for parameter in host.parameters()] == [True] * 6 + [False] * 2
 
 
+def test_a_host_without_values_is_told_by_its_layers():
+    with torch.device("meta"):
+        host, x = Recurrent(batch_first=False), torch.randn(5, 2, 3)
+    assert told(host, ["lstm"], x) == [("sequence", (2, 5, 4), (1, 0, 2))]
+
+
 # Use.
 
 

@@ -75,7 +75,7 @@ def directions(
         leads_to = [made for made in behind if _same_positions(made, tensor, batch, position)]
         # Positions may be made on the way, from patches of a picture for instance: the first such tensor counts then.
         made_from = made_from or leads_to[:1]
-        for direction in ("ahead", "back") if tensor.shape[position] > 1 else ():
+        for direction in ("ahead", "back") if tensor.shape[position] > 1 and not tensor.is_meta else ():
             if _all_reach(made_from, tensor, position, direction) or any(
                 _reaches(probes[name], end, position, direction) for end in leads_to[-2:]
             ):

@@ -179,7 +179,7 @@ class Layouts:
     def _vary_sample(self, dim: int) -> tuple[dict[str, set[int]], bool] | None:
         """Where changes of single samples along an input's dimension show, and whether samples mix."""
         main = main_tensor(self.example_input)
-        if main is None or main.dim() <= dim:
+        if main is None or main.dim() <= dim or main.is_meta:
             return None
         size = main.shape[dim]
         for samples in (2, size) if size > 2 else (2,):
