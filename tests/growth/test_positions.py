@@ -92,8 +92,9 @@ def encoder_decoder() -> nn.Module:
             self.core = nn.Transformer(8, 2, 1, 2, 16, batch_first=True)
 
         def forward(self, source: Tensor, target: Tensor) -> Tensor:
-            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-            return self.head(self.core(self.embed(source), self.embed(target), tgt_mask=mask))
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1]).isinf()
+            embedded = self.embed(source), self.embed(target)
+            return self.head(self.core(*embedded, tgt_mask=mask, src_key_padding_mask=source == 0))
 
     fix_rng()
     return Translator()
@@ -146,6 +147,19 @@ def test_padding_changes_nothing_at_real_positions(blueprint, no_grad, batch_fir
             batch = torch.cat([padded, torch.full_like(padded, 5)])
             torch.testing.assert_close(model(batch)[:1, :3], alone)
         assert not torch.allclose(model(TOKENS[:1])[:, :3], alone), "real positions further on do count"
+
+
+def test_a_decoder_does_not_take_the_mask_of_its_encoder():
+    model = grown(encoder_decoder(), (TOKENS, TOKENS)).train()
+    seen = {}
+    for name in model.slot_names:
+        seed = model.seed(name)
+        assert seed is not None
+        seed.branch.register_forward_hook(lambda branch, _args, _output, name=name: seen.update({name: branch.keep}))
+    source = torch.tensor([[3, 4, 5, 0, 0], [7, 1, 2, 9, 0]])
+    model(source, TOKENS)
+    assert torch.equal(seen.pop("core.encoder.layers.0"), source != 0)
+    assert seen == {"core.decoder.layers.0": None, "core.decoder.layers.1": None}
 
 
 @pytest.mark.parametrize("causal", [True, False])

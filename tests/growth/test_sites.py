@@ -54,6 +54,13 @@ class OwnMatrix(nn.Module):
         return x @ self.matrix
 
 
+class Double(nn.Module):
+    """Has no weights and takes any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
 class Pooled(nn.Module):
     """Runs a body, averages what is not batch or features, and reads out."""
 
@@ -123,6 +130,8 @@ def test_own_modules_are_told_apart_by_what_follows_the_length():
     assert told(Pooled(OwnConvolution(), (2,)), ["body"], x) == [("conv", (2, 4, 4), None)]
     assert told(Pooled(OwnMatrix(), (1,)), ["body"], x) == [("sequence", (2, 4, 4), None)]
     assert told(Pooled(nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU()), (2,)), ["body"], x)[0][0] == "conv"
+    # Before the first weights any size would run: what fails behind them says nothing here.
+    assert told(Pooled(nn.Sequential(Double(), OwnMatrix()), (1,)), ["body.0"], x) == [("sequence", (2, 4, 4), None)]
 
 
 class FixedLength(nn.Module):

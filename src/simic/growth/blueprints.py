@@ -250,7 +250,7 @@ def _visible(keep: Tensor, causal: bool) -> Tensor:
     length = keep.shape[1]
     every = torch.ones(length, length, dtype=torch.bool, device=keep.device)
     seen = keep[:, None, None, :] & (every.tril() if causal else every)
-    # A position that sees nothing at all would be NaN.
+    # A position that sees nothing at all is NaN in some of torch's attention kernels.
     return seen | torch.eye(length, dtype=torch.bool, device=keep.device)
 
 

@@ -77,9 +77,8 @@ class PositionWatch:
             mask = self._masks[depth]
             if mask is not None:
                 return self._fitting(mask, h)
-            if self._given_none[
-                depth
-            ]:  # a mask further out belongs to another network, as an encoder's beside a decoder
+            # A mask further out belongs to another network, as an encoder's beside a decoder.
+            if self._given_none[depth]:
                 return None
         return None
 
