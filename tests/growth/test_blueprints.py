@@ -12,6 +12,7 @@ from simic.growth.model import GrowableModel
 
 CONV1, CONV2, CONV3 = (SlotShape("conv", 16, dims) for dims in (1, 2, 3))
 FEATURES, SEQUENCE = SlotShape("features", 16), SlotShape("sequence", 16)
+BOTH_WAYS = SlotShape("sequence", 16, causal=False)
 
 
 # With C = 16 features.
@@ -29,6 +30,8 @@ FEATURES, SEQUENCE = SlotShape("features", 16), SlotShape("sequence", 16)
         ("glu", FEATURES, 2 * (16 + 1) * 16 + (16 + 1) * 16),
         ("causal_conv", SEQUENCE, 32 + 16 * 4 + 16 + (16 + 1) * 16),
         ("attention", SEQUENCE, 32 + (16 + 1) * 48 + (16 + 1) * 16),
+        ("causal_conv", BOTH_WAYS, 32 + 16 * 5 + 16 + (16 + 1) * 16),
+        ("attention", BOTH_WAYS, 32 + (16 + 1) * 48 + (16 + 1) * 16),
         ("squeeze_excite", CONV2, (16 + 1) * 4 + (4 + 1) * 16),
         ("pointwise", CONV2, (16 + 1) * 32 + (32 + 1) * 16),
         ("depthwise", CONV2, 16 * 9 + 32 + (16 + 1) * 16),
@@ -85,6 +88,18 @@ def test_sequence_blueprints_do_not_look_ahead(name):
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4], after[:, 4])
     assert (name in ("causal_conv", "attention")) == (not torch.allclose(before[:, 5], after[:, 5]))
+
+
+@pytest.mark.parametrize("name", ["causal_conv", "attention"])
+def test_sequence_blueprints_look_both_ways_in_a_bidirectional_slot(name):
+    branch = get_blueprint(name).build(BOTH_WAYS)
+    with torch.no_grad():
+        for parameter in branch.parameters():
+            parameter.normal_(0, 0.5)
+    x = torch.randn(1, 5, 16)
+    changed = x.clone()
+    changed[:, 2] = torch.randn(16)
+    assert ((branch(x) - branch(changed)).abs().sum(-1) > 1e-4).all()
 
 
 def test_zeroed_sets_every_parameter_to_zero():

@@ -29,11 +29,13 @@ SLOT = "stem"
 FOUR_SLOTS = ("stem.0", "stem.1", "stem.2", "stem")  # one inside the other
 STYLE_NAMES = [style.name for style in STYLES]
 SHAPES = {"conv1d": (3, 2, 5), "conv2d": (3, 2, 4, 4), "features": (3, 5), "sequence": (3, 4, 5)}
+SHAPES["sequence-bidirectional"] = SHAPES["sequence"]
+MIXING = ("causal_conv", "attention")  # the ones that differ in a bidirectional slot
 CASES = [
     pytest.param(host, name, id=f"{host}-{name}")
     for host in SHAPES
     for name, blueprint in BLUEPRINTS.items()
-    if host.rstrip("12d") in blueprint.topologies
+    if host.rstrip("12d") in blueprint.topologies or (host == "sequence-bidirectional" and name in MIXING)
 ]
 EVERY_SEED = pytest.mark.parametrize(("kind", "blueprint"), CASES)
 EVERY_INCUBATION = pytest.mark.parametrize("incubation", INCUBATIONS)

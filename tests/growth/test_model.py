@@ -207,10 +207,10 @@ class HostInHost(nn.Module):
 
 
 def test_a_part_named_host_keeps_its_weights():
-    model = GrowableModel(HostInHost(), ["layer"], example_input=X)
+    with pytest.warns(UserWarning, match=r"the host has its own host: .* as model.host.host"):
+        model, again = (GrowableModel(HostInHost(), ["layer"], example_input=X) for _ in range(2))
     state = model.state_dict()
     assert sorted(state) == ["host.layer.bias", "host.layer.weight", "layer.bias", "layer.weight"]
-    again = GrowableModel(HostInHost(), ["layer"], example_input=X)
     again.load_state_dict(state)
     assert torch.equal(again(X), model(X))
 
@@ -240,8 +240,8 @@ def test_auto_slots_of_a_sequential_are_its_layers_with_weights_but_not_the_head
     assert GrowableModel(make_host(), example_input=X).slot_names == ("0", "3")
 
 
-def test_auto_slots_of_a_residual_network_are_its_blocks():
-    assert GrowableModel(Residual(), example_input=X).slot_names == ("blocks.0", "blocks.1")
+def test_auto_slots_of_a_residual_network_are_its_stem_and_blocks():
+    assert GrowableModel(Residual(), example_input=X).slot_names == ("embed", "blocks.0", "blocks.1")
 
 
 @pytest.mark.parametrize("output", [tuple, list, lambda heads: dict(enumerate(heads))], ids=["tuple", "list", "dict"])
@@ -426,12 +426,86 @@ def test_attributes_of_the_host_are_within_reach():
         _ = model.no_such_thing
 
 
-def test_a_name_that_host_and_wrapper_share_is_the_wrapper_s():
-    host = make_host()
-    host.loss = lambda: "the host's"
-    model = make_model("2", host=host)
+def test_a_name_that_host_and_wrapper_share_is_the_wrapper_s_and_said():
+    class WithLoss(nn.Sequential):
+        def loss(self):
+            return "the host's"
+
+        def export(self):
+            return "the host's"
+
+    host = WithLoss(*make_host())
+    host.lifecycle = "the host's"
+    with pytest.warns(UserWarning, match=r"its own export, lifecycle, loss: .* as model.host.export") as caught:
+        model = GrowableModel(host, ["2"], example_input=X)
+    assert caught[0].filename == __file__
+    assert host.lifecycle == "the host's"
     assert model.loss(lambda: torch.tensor(2.0)) == 2
     assert model.host.loss() == "the host's"
+
+
+class Tempered(nn.Module):
+    """Divides its output by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.temperature = 1.0
+
+    def forward(self, x):
+        return self.head(self.body(x)) / self.temperature
+
+
+def test_writing_an_attribute_of_the_host_reaches_it():
+    model = GrowableModel(Tempered(), ["body"], example_input=X)
+    before = model(X)
+    model.temperature = 2
+    torch.testing.assert_close(model(X), before / 2)
+    assert model.host.temperature == 2
+    model.note = "new"  # neither has it
+    assert not hasattr(model.host, "note")
+    model.rng_seed = 5
+    assert model.rng_seed == 5
+    assert not hasattr(model.host, "rng_seed")
+    del model.temperature
+    assert not hasattr(model.host, "temperature")
+    del model.note
+    assert not hasattr(model, "note")
+
+
+def test_replacing_a_part_of_the_host_replaces_it_there():
+    model = GrowableModel(Tempered(), ["body"], example_input=X)
+    model.head = nn.Linear(4, 7)
+    assert model(X).shape == (4, 7)
+    assert list(model.state_dict())[-2:] == ["head.weight", "head.bias"]
+    assert [name for name, _ in model.named_children()] == ["host", "seeds"]
+    model.plant("body", "mlp")
+    body = model.body
+    with pytest.raises(ValueError, match="body holds the seeds of body; prune them before it is replaced"):
+        model.body = nn.Linear(3, 4)
+    assert model.host.body is body
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (torch.zeros(4, 5), r"a tensor \(4, 5\) .*RuntimeError: mat1 and mat2 .*; pass a batch as the host's forward"),
+        ((X, X), r"a tuple of 2: .*TypeError: .*; a tuple holds the arguments .* of a batch \(x, y\) pass x alone"),
+        ([X], "a list of 1: .*; a list is passed as one argument; pass a tensor, or a tuple"),
+        ([[1.0, 2.0, 3.0]], "a list of 1: .*; a list is passed as one argument"),
+        (X.numpy(), r"numpy.ndarray.*; pass a tensor: torch.from_numpy\(example_input\)"),
+        (X.to("meta"), r"on meta.*; the host is on cpu, so move the example there with .to\(...\)"),
+        ({"wrong": X}, "keywords wrong: .*unexpected keyword argument 'wrong'; pass a batch"),
+        (None, "NoneType.*; pass a batch"),
+    ],
+    ids=["shape", "batch", "list", "numbers", "numpy", "device", "keyword", "none"],
+)
+def test_an_example_that_the_host_does_not_take_is_refused_in_one_line(example, message):
+    host = make_host()
+    with pytest.raises(ValueError, match=f"the host fails on example_input .*{message}") as refused:
+        GrowableModel(host, example_input=example)
+    assert "\n" not in str(refused.value)
+    assert not any(part._forward_hooks for part in host.modules())
 
 
 def test_a_dormant_model_has_the_host_s_state_dict():

@@ -49,7 +49,8 @@ class Detached(nn.Sequential):
     """The right output, and another gradient."""
 
     def forward(self, x):
-        return self.head(self.block1(self.stem(x)).detach())
+        h = self.block1(self.stem(x))
+        return self.head((h + h.detach()) / 2)
 
 
 class Around(nn.Sequential):
@@ -161,7 +162,7 @@ REFUSED = {
     "constant logits": (host(root=ConstantLogits), "the forward of ConstantLogits computes something else"),
     "a parameter beside the segments": (host(root=Scaled), "the forward of Scaled computes something else"),
     "another gradient": (host(root=Detached), "the forward of Detached has another gradient"),
-    "a slot that is not heard": (host(root=Around), "the forward of Around"),
+    "a slot that is not heard": (host(root=Around), "slot 'stem' has no effect on the host's output"),
     "hooks of the host": (hooked_root, "the host has hooks"),
     "batch statistics": (host(with_norm), "BatchNorm1d 'block1.1' changes its buffer.*use GroupNorm"),
     "dropout": (host(with_dropout), "Dropout 'block1.1' draws random numbers.*p=0"),

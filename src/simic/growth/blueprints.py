@@ -1,7 +1,9 @@
 """Recipes for seeds: a blueprint builds the branch f of a seed that computes x + f(x), born with f = 0.
 
 Shapes: conv (N, C, *space), features (N, C), sequence (N, L, C). Every branch keeps the shape it is given.
-Sequence blueprints never look ahead, so that they fit causal models too.
+Sequence blueprints look back only, so that they fit causal models too; where `SlotShape.causal` is False they look both
+ways. A part of a branch that has an attribute `keep` finds there, while it runs, which positions are not padding: bool
+(N, L), or None if the host was given no padding mask.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class SlotShape:
     """Channels (conv) or the size of the last dimension (features, sequence)."""
     dims: int = 0
     """Spatial dimensions of a conv slot."""
+    causal: bool = True
+    """Whether positions of a sequence slot may depend on earlier ones only."""
 
     @property
     def feature_dim(self) -> int:
@@ -44,9 +48,14 @@ class SlotShape:
         """Number of dimensions of an activation, the batch included."""
         return {"features": 2, "sequence": 3, "conv": 2 + self.dims}[self.topology]
 
+    @property
+    def kind(self) -> str:
+        """The topology, and for a sequence whether it is read in both directions."""
+        return self.topology if self.causal else f"{self.topology}-bidirectional"
+
     def __str__(self) -> str:
         spatial = f" {self.dims}-D" if self.topology == "conv" else ""
-        return f"{self.topology}{spatial}, {self.features} features"
+        return f"{self.kind}{spatial}, {self.features} features"
 
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -179,22 +188,36 @@ class GatedLinear(nn.Module):
 class CausalConvolution(nn.Module):
     """Mixes each position with the three before it, channel by channel, then across channels."""
 
+    reach = (3, 0)
+
     def __init__(self, features: int) -> None:
         super().__init__()
+        self.keep: Tensor | None = None
         self.norm = nn.LayerNorm(features)
-        self.mix = nn.Conv1d(features, features, 4, groups=features)
+        self.mix = nn.Conv1d(features, features, 1 + sum(self.reach), groups=features)
         self.out = zeroed(nn.Linear(features, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        past = F.pad(self.norm(x).transpose(1, 2), (3, 0))
-        return self.out(F.gelu(self.mix(past).transpose(1, 2)))
+        # Padding counts as what lies beyond the ends of a sequence: zeros.
+        x = _without_padding(self.norm(_without_padding(x, self.keep)), self.keep)
+        around = F.pad(x.transpose(1, 2), self.reach)
+        return self.out(F.gelu(self.mix(around).transpose(1, 2)))
+
+
+class CentredConvolution(CausalConvolution):
+    """Mixes each position with the two before and the two behind it, channel by channel, then across channels."""
+
+    reach = (2, 2)
 
 
 class CausalAttention(nn.Module):
     """Multi-head self-attention over the past (Vaswani et al. 2017)."""
 
+    causal = True
+
     def __init__(self, features: int) -> None:
         super().__init__()
+        self.keep: Tensor | None = None
         self.heads = math.gcd(features, 4)
         self.head_size = features // self.heads
         self.norm = nn.LayerNorm(features)
@@ -202,9 +225,33 @@ class CausalAttention(nn.Module):
         self.out = zeroed(nn.Linear(features, features))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = _without_padding(x, self.keep)
         qkv = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, self.head_size)).transpose(1, 3)
         q, k, v = qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2)  # each (N, heads, L, head size)
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        if self.keep is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=_visible(self.keep, self.causal))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class FullAttention(CausalAttention):
+    """Multi-head self-attention over all positions."""
+
+    causal = False
+
+
+def _without_padding(x: Tensor, keep: Tensor | None) -> Tensor:
+    return x if keep is None else x.masked_fill(~keep.unsqueeze(-1), 0.0)
+
+
+def _visible(keep: Tensor, causal: bool) -> Tensor:
+    """Which positions each position attends to (N, 1, L, L): those that are no padding, and itself."""
+    length = keep.shape[1]
+    every = torch.ones(length, length, dtype=torch.bool, device=keep.device)
+    seen = keep[:, None, None, :] & (every.tril() if causal else every)
+    # A position that sees nothing at all is NaN in some of torch's attention kernels.
+    return seen | torch.eye(length, dtype=torch.bool, device=keep.device)
 
 
 @blueprint("norm", topology=TOPOLOGIES)
@@ -257,14 +304,14 @@ def glu(shape: SlotShape) -> nn.Module:
 
 @blueprint("causal_conv", topology="sequence")
 def causal_conv(shape: SlotShape) -> nn.Module:
-    """Local mixing over four positions."""
-    return CausalConvolution(shape.features)
+    """Local mixing with three positions before; in a bidirectional slot with two on either side."""
+    return CausalConvolution(shape.features) if shape.causal else CentredConvolution(shape.features)
 
 
 @blueprint("attention", topology="sequence")
 def attention(shape: SlotShape) -> nn.Module:
-    """Global mixing over the past."""
-    return CausalAttention(shape.features)
+    """Global mixing over the past; in a bidirectional slot over all positions."""
+    return CausalAttention(shape.features) if shape.causal else FullAttention(shape.features)
 
 
 @blueprint("squeeze_excite", topology="conv")

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import fx, nn
 
+from simic.growth.hooks import ignoring_padding, slots_with_masks
+from simic.growth.influence import plain_kernels
+from simic.growth.notices import warn_user
 from simic.growth.seed import Seed
 from simic.growth.sites import Site, call, tensors
 from simic.lifecycle import Stage
@@ -42,12 +45,18 @@ def export_plain(model: GrowableModel, live: Live = "drop") -> nn.Module:
     for site, seed in seeds.items():
         if seed is not None:
             twin._detach(site)
-    plain = twin.host.eval()
+    plain, grafted = twin.host.eval(), list[str]()
     for index, (site, seed) in enumerate(seeds.items()):
         fossil = model.life.stage[0, index] == Stage.FOSSILIZED
         if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
             _graft(plain.get_submodule(site.name), site, seed)
-    _verify(model, plain, dropped)
+            grafted.append(site.name)
+    for part in plain.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # grown parts run on padded tensors
+    with ignoring_padding(model.host), plain_kernels():
+        _verify(model, plain, dropped)
+    _warn_of_positions(model, plain, grafted)
     _refuse_lossy_saves(plain)
     return plain
 
@@ -97,36 +106,50 @@ def _raising(message: str) -> fx.GraphModule:
     return fx.GraphModule({}, graph, "Refusal")
 
 
+def _warn_of_positions(model: GrowableModel, plain: nn.Module, grafted: list[str]) -> None:
+    """Say that grown parts which mix positions run without the host's padding mask and key-value cache."""
+    mixing = [name for name in slots_with_masks(model.host) if name in grafted]
+    if not mixing:
+        return
+    for config in (getattr(plain, "config", None), getattr(plain, "generation_config", None)):
+        if getattr(config, "use_cache", False):
+            setattr(config, "use_cache", False)  # noqa: B010
+    warn_user(
+        f"the exported model's grown parts in {', '.join(mixing)} mix positions, and do not read a padding mask or a "
+        "key-value cache: run it on sequences without padding and with use_cache=False, or keep the GrowableModel"
+    )
+
+
 def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:
     if type(submodule).forward is nn.Sequential.forward:
         assert isinstance(submodule, nn.Sequential)
-        submodule.append(_plain_layer(seed))
+        submodule.append(_plain_layer(seed, site))
         return
     name = "grown"
     while hasattr(submodule, name):
         name += "_"
-    layer = _plain_hook(seed, site.container)
+    layer = _plain_hook(seed, site)
     submodule.add_module(name, layer)
     submodule.register_forward_hook(layer)
 
 
-def _plain_layer(seed: Seed) -> fx.GraphModule:
+def _plain_layer(seed: Seed, site: Site) -> fx.GraphModule:
     """x -> the blended activation."""
     graph = fx.Graph()
-    graph.output(_blend(graph, graph.placeholder("x"), seed))
+    graph.output(_blend(graph, graph.placeholder("x"), seed, site))
     return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
 
 
-def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
+def _plain_hook(seed: Seed, site: Site) -> fx.GraphModule:
     """(module, args, output) -> the output with its first tensor blended; the form of a forward hook."""
-    graph = fx.Graph()
+    graph, container = fx.Graph(), site.container
     graph.placeholder("module")
     graph.placeholder("args")
     output = graph.placeholder("output")
     if container == "tensor":
-        graph.output(_blend(graph, output, seed))
+        graph.output(_blend(graph, output, seed, site))
         return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
-    blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed)
+    blended = _blend(graph, graph.call_function(operator.getitem, (output, 0)), seed, site)
     rest = graph.call_function(operator.getitem, (output, slice(1, None)))
     if container in ("tuple", "list"):
         first = (blended,) if container == "tuple" else [blended]
@@ -137,7 +160,15 @@ def _plain_hook(seed: Seed, container: str) -> fx.GraphModule:
     return fx.GraphModule(_parts(seed), graph, _LAYER).eval()
 
 
-def _blend(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
+def _blend(graph: fx.Graph, h: fx.Node, seed: Seed, site: Site) -> fx.Node:
+    if site.order is None:
+        return _blend_arranged(graph, h, seed)
+    arranged = graph.call_method("permute", (h, list(site.order)))
+    back = [site.order.index(dim) for dim in range(len(site.order))]
+    return graph.call_method("permute", (_blend_arranged(graph, arranged, seed), back))
+
+
+def _blend_arranged(graph: fx.Graph, h: fx.Node, seed: Seed) -> fx.Node:
     branch = graph.call_module("branch", (h,))
     if seed.operator == "add":
         return graph.call_function(torch.add, (h, branch), {"alpha": seed.alpha})

@@ -18,19 +18,14 @@ from torch import Tensor, nn
 from simic.actions import STYLES, Action, Op
 from simic.growth import topology
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.export import Live, export_plain, warn_of_dropped
+from simic.growth.hooks import attach_seed
 from simic.growth.host_saves import guarded, watch_state_dict
 from simic.growth.incubation import shadow_loss, speaking_with
+from simic.growth.notices import warn_of_shared_names
 from simic.growth.seed import Seed
-from simic.growth.sites import (
-    ExampleInput,
-    Site,
-    check_activation,
-    find_sites,
-    first_tensor,
-    reference_tensor,
-    with_first_tensor,
-)
+from simic.growth.sites import ExampleInput, Site, find_sites, reference_tensor
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng, undisturbed
 from simic.slots import Slots, check_actions, execute, tick
@@ -51,27 +46,15 @@ class SlotReport:
     counterfactual: bool
 
 
-class _SlotHook:
-    """Lets a seed speak behind its submodule, as a forward hook."""
-
-    def __init__(self, site: Site, seed: Seed) -> None:
-        self.site, self.seed = site, seed
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        h = first_tensor(output)
-        if h is None:
-            raise ValueError(f"slot {self.site.name!r} must output a tensor, got {type(output).__name__}")
-        check_activation(self.site, h)
-        return with_first_tensor(output, self.seed(h))
-
-
 class GrowableModel(nn.Module):
     """Wraps a host so that seeds can grow behind some of its submodules.
 
-    The host keeps its class, its parameter names in `state_dict`, and its attributes, which are reachable through
-    the wrapper; a name that both have, such as `loss`, is the wrapper's, and the host's is `model.host.loss`.
+    The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
+    through the wrapper; a name that both have, such as `loss`, is the wrapper's, and the host's is `model.host.loss`.
     `slots` lists submodule names, maps them to a topology, or is "auto".
     """
+
+    _built = False
 
     def __init__(
         self,
@@ -100,11 +83,14 @@ class GrowableModel(nn.Module):
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.rng_seed = rng_seed
         self.germinations = 0
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, list[Any]] = {}
+        self.register_state_dict_pre_hook(check_copy)
         self.register_state_dict_post_hook(topology.publish_names)
         self._loaded_under = ""  # the prefix of the last load's names
         self.register_load_state_dict_pre_hook(topology.restore)
         self.register_load_state_dict_post_hook(topology.publish_incompatible)
+        warn_of_shared_names(self)
+        self._built = True
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -112,7 +98,23 @@ class GrowableModel(nn.Module):
         return tuple(site.name for site in self.sites)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            check_copy(self, runs=True)
         return self.host(*args, **kwargs)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        check_copy(self)  # what averages a copy's weights reads its buffers too
+        return super().buffers(recurse)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrowableModel:
+        return copy_with_link(self, memo)
+
+    def follow(self, source: GrowableModel) -> None:
+        """Take over the growth of the model that this is a copy of; what is new starts with the source's weights.
+
+        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`.
+        """
+        follow_growth(self, source)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -127,6 +129,29 @@ class GrowableModel(nn.Module):
         if isinstance(state_dict, Mapping):
             state_dict = topology.prepare(self, state_dict, strict)
         return super().load_state_dict(state_dict, strict, assign)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not self._belongs_to_host(name):
+            super().__setattr__(name, value)
+            return
+        lost = [slot for slot in self.slot_names if slot.startswith(name + ".") or slot == name]
+        lost = [slot for slot in lost if self.seed(slot) is not None]
+        if lost and isinstance(value, nn.Module):
+            raise ValueError(f"{name} holds the seeds of {', '.join(lost)}; prune them before it is replaced")
+        setattr(self.host, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._belongs_to_host(name):
+            delattr(self.host, name)
+        else:
+            super().__delattr__(name)
+
+    def _belongs_to_host(self, name: str) -> bool:
+        """Whether a name means the host's attribute: only the host has it."""
+        if not self._built or hasattr(type(self), name) or name in self.__dict__:
+            return False
+        own = any(name in self.__dict__[kind] for kind in ("_parameters", "_buffers", "_modules"))
+        return not own and hasattr(self.host, name)
 
     # What the slots hold.
 
@@ -278,14 +303,16 @@ class GrowableModel(nn.Module):
         # In order of slots, so that the order of parameters depends on what has grown, not on when.
         keys = [topology.seed_key(name) for name in self.slot_names]
         self.seeds = nn.ModuleDict({key: present[key] for key in keys if key in present})
-        hook = _SlotHook(site, seed)
-        self._handles[site.name] = self.host.get_submodule(site.name).register_forward_hook(hook)
+        note_growth(self)
+        self._handles[site.name] = attach_seed(self.host, site, seed)
         watch_state_dict(self.host, has_seeds=True)
         _forget_compiled()
 
     def _detach(self, site: Site) -> None:
         del self.seeds[topology.seed_key(site.name)]
-        self._handles.pop(site.name).remove()
+        note_growth(self)
+        for handle in self._handles.pop(site.name):
+            handle.remove()
         watch_state_dict(self.host, has_seeds=bool(self.seeds))
         _forget_compiled()
 

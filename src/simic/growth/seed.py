@@ -35,11 +35,17 @@ class Seed(nn.Module):
             with preserved_rng():
                 self.gate = Gate(self.shape).to(reference.device, reference.dtype)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the branch does not run: nothing of it is blended in, and nothing teaches it."""
+        alpha = self.alpha if self.override is None else self.override
+        return alpha == 0 and (not self.straight_through or self.override is not None or not is_grad_enabled())
+
     def forward(self, h: Tensor) -> Tensor:
+        if self.is_silent:
+            return h
         alpha = self.alpha if self.override is None else self.override
         if alpha == 0:
-            if not self.straight_through or self.override is not None or not is_grad_enabled():
-                return h
             with preserved_rng():  # the host's dropout masks stay what they are without the seed
                 return straight_through(h, self.branch(h.detach()))
         gate = self.gate(h) if self.gate is not None else None

@@ -1,20 +1,29 @@
-"""Finding slots in a network: one traced pass tells what each submodule outputs and whether a seed fits there."""
+"""Finding slots in a network: traced passes tell what each submodule outputs and whether a seed fits there."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from simic.growth.blueprints import TOPOLOGIES, SlotShape
-from simic.passes import evaluating, undisturbed
+from simic.growth.example import ExampleInput as ExampleInput
+from simic.growth.example import call as call
+from simic.growth.example import explain_failure, first_tensor, tensors
+from simic.growth.example import with_first_tensor as with_first_tensor
+from simic.growth.influence import directions, used_outputs
+from simic.growth.layout import Call, Layout, Layouts, Unknown, trace
+from simic.growth.notices import warn_user
 
-ExampleInput = Tensor | tuple | Mapping[str, Any]
-_LAYERS_1D = (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.BatchNorm1d, nn.InstanceNorm1d)
+DIRECTIONS = {"sequence-causal": True, "sequence-bidirectional": False}
+"""What a user may say of a sequence: whether seeds there look back only."""
+_RANKS = {("features", 2), ("sequence", 3), ("conv", 3), ("conv", 4), ("conv", 5)}
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -24,39 +33,19 @@ class Site:
     name: str
     shape: SlotShape
     example_shape: tuple[int, ...]
+    """As a seed sees it: (N, C), (N, L, C) or (N, C, *space)."""
     container: str
     """What holds the tensor: "tensor" for nothing, "tuple", "list", or the first field of a named tuple."""
+    order: tuple[int, ...] | None = None
+    """How to permute the submodule's output into the shape that a seed sees; None if it has it already."""
 
+    def arranged(self, h: Tensor) -> Tensor:
+        """The submodule's output as a seed sees it."""
+        return h if self.order is None else h.permute(self.order)
 
-def call(model: nn.Module, example_input: ExampleInput) -> Any:
-    """Call a model on an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
-    if isinstance(example_input, Mapping):
-        return model(**example_input)
-    return model(*example_input) if isinstance(example_input, tuple) else model(example_input)
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """The tensor a seed acts on: the output itself, or the first of a tuple or list."""
-    first = output[0] if isinstance(output, (tuple, list)) and output else output
-    return first if isinstance(first, Tensor) else None
-
-
-def tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor in a model's output."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (Mapping, tuple, list)):
-        for value in output.values() if isinstance(output, Mapping) else output:
-            yield from tensors(value)
-
-
-def with_first_tensor(output: Any, tensor: Tensor) -> Any:
-    """The same output with its first tensor replaced."""
-    if isinstance(output, Tensor):
-        return tensor
-    if hasattr(output, "_fields"):  # a named tuple
-        return output._replace(**{output._fields[0]: tensor})
-    return type(output)((tensor, *output[1:]))
+    def restored(self, h: Tensor) -> Tensor:
+        """What a seed puts out, as the submodule puts it out."""
+        return h if self.order is None else h.permute([self.order.index(dim) for dim in range(h.dim())])
 
 
 def find_sites(
@@ -64,20 +53,21 @@ def find_sites(
 ) -> tuple[Site, ...]:
     """The sites of the named slots, or of those found when `slots` is "auto"; a name that cannot be one raises.
 
-    A mapping from name to topology settles what a traced shape cannot tell, for instance (N, C, L) from (N, L, C).
+    A mapping from name to topology settles what passes cannot tell, for instance (N, C, L) from (N, L, C); a sequence
+    may be "sequence-causal" or "sequence-bidirectional" where the host does not show which way it looks.
     """
-    modules = dict(model.named_modules())
-    modules.pop("", None)
+    names = [name for name, _ in model.named_modules() if name]
     if slots != "auto":
         if isinstance(slots, str):
             raise ValueError(f'slots must be "auto" or a list of submodule names, got the string {slots!r}')
         if not isinstance(slots, Collection):
             raise TypeError(f'slots must be "auto", a list of submodule names or a table of them, got {slots!r}')
-        _check_names(list(slots), list(modules))
-    traced, result = _trace(model, modules, example_input)
+        _check_names(list(slots), names)
+    host = _TracedHost(model, example_input)
     topologies = dict(slots) if isinstance(slots, Mapping) else {}
-    names = _choose(model, modules, traced, result) if slots == "auto" else list(slots)
-    return tuple(_site(name, modules[name], traced[name], topologies.get(name)) for name in names)
+    chosen = _choose(host) if slots == "auto" else list(slots)
+    sites = [host.site(name, topologies.get(name)) for name in chosen]
+    return tuple(_with_directions(model, sites, topologies, example_input))
 
 
 def _check_names(names: list[str], known: list[str]) -> None:
@@ -95,43 +85,94 @@ def _check_names(names: list[str], known: list[str]) -> None:
         raise ValueError(f"a slot may be named once, got {', '.join(sorted(repeated))} more often")
 
 
-def _trace(
-    model: nn.Module, modules: dict[str, nn.Module], example_input: ExampleInput
-) -> tuple[dict[str, list[Any]], Any]:
-    """Outputs of every call of every submodule in one evaluation pass, and the model's own output."""
-    outputs: dict[str, list[Any]] = {name: [] for name in modules}
-    handles = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: outputs[name].append(output))
-        for name, module in modules.items()
-    ]
-    try:
-        with undisturbed(model), evaluating(model):
-            result = call(model, example_input)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return outputs, result
+class _TracedHost:
+    """A host with what passes over its example tell of every submodule."""
+
+    def __init__(self, model: nn.Module, example_input: ExampleInput) -> None:
+        self.model = model
+        calls: list[Call] = []
+        try:
+            self.result = trace(model, example_input, calls)
+        except Exception as error:
+            raise explain_failure(model, example_input, error) from error
+        self.outputs: dict[str, list[Any]] = {name: [] for name, _ in model.named_modules()}
+        for made in calls:
+            self.outputs[made.name].append(made.output)
+        self.layouts = Layouts(model, example_input, calls)
+        self.used = used_outputs(model, example_input)
+
+    def site(self, name: str, topology: str | None) -> Site:
+        """The site of a submodule; raises ValueError if it cannot be a slot, Unknown never."""
+        outputs = self.outputs[name]
+        if not outputs:
+            raise ValueError(
+                f"slot {name!r} did not run in the traced pass; choose a submodule that the forward pass calls"
+            )
+        found, shapes = set(), []
+        for output in outputs:
+            tensor = first_tensor(output)
+            if tensor is None or not tensor.is_floating_point():
+                got = type(output).__name__ if tensor is None else str(tensor.dtype)
+                raise ValueError(
+                    f"slot {name!r} must output a float tensor, or a tuple that starts with one; got {got}"
+                )
+            shapes.append(tuple(tensor.shape))
+            found.add(self._shape_and_order(name, tensor, topology))
+        if len(found) > 1:
+            raise ValueError(
+                f"slot {name!r} changes shape: it ran {len(shapes)} times in one pass and gave "
+                f"{sorted(set(shapes))}; choose a submodule that always gives the same number of features"
+            )
+        if self.used is not None and name not in self.used:
+            raise ValueError(
+                f"slot {name!r} has no effect on the host's output: no gradient reaches its first tensor, so a seed "
+                "there could not learn; choose a submodule whose output is used"
+            )
+        shape, order = found.pop()
+        example_shape = shapes[0] if order is None else tuple(shapes[0][dim] for dim in order)
+        return Site(name, shape, example_shape, _container(outputs[0]), order)
+
+    def _shape_and_order(
+        self, name: str, tensor: Tensor, topology: str | None
+    ) -> tuple[SlotShape, tuple[int, ...] | None]:
+        shape, rank = tuple(tensor.shape), tensor.dim()
+        kind = "sequence" if topology in DIRECTIONS else topology
+        if not 2 <= rank <= 5 or (kind is not None and (kind, rank) not in _RANKS):
+            raise ValueError(
+                f"slot {name!r} outputs shape {shape}; a seed needs (N, C), (N, L, C), (N, C, L), (N, C, H, W) or "
+                f"(N, C, D, H, W), with topology one of {', '.join((*TOPOLOGIES, *DIRECTIONS))} if it is given"
+            )
+        try:
+            layout = self.layouts.of(name, tensor) if kind is None else self._layout_as_told(name, tensor, kind)
+        except Unknown:
+            raise AmbiguousShapeError(
+                f"slot {name!r} outputs shape {shape}, and neither its layers nor passes over other batches and "
+                "lengths tell which dimension is the batch and which holds the features; say it: "
+                f'slots={{{name!r}: "sequence"}} for (N, L, C), "conv" for (N, C, ...)'
+            ) from None
+        positions = [dim for dim in range(rank) if dim not in (layout.batch, layout.features)]
+        if kind is None:
+            kind = "features" if rank == 2 else "sequence" if (rank, layout.features) == (3, 2) else "conv"
+        order = (
+            (layout.batch, layout.features, *positions)
+            if kind == "conv"
+            else (layout.batch, *positions, layout.features)
+        )
+        slot_shape = SlotShape(kind, shape[layout.features], rank - 2 if kind == "conv" else 0)
+        return slot_shape, None if order == tuple(range(rank)) else order
+
+    def _layout_as_told(self, name: str, tensor: Tensor, kind: str) -> Layout:
+        if kind != "sequence":
+            return Layout(0, 1)
+        try:
+            batch = self.layouts.batch(name, tensor)
+        except Unknown:
+            batch = 0
+        return Layout(batch if batch < 2 else 0, 2)
 
 
-def _site(name: str, module: nn.Module, outputs: list[Any], topology: str | None) -> Site:
-    if not outputs:
-        raise ValueError(
-            f"slot {name!r} did not run in the traced pass; choose a submodule that the forward pass calls"
-        )
-    tensors = [first_tensor(output) for output in outputs]
-    shapes = []
-    for tensor in tensors:
-        if tensor is None or not tensor.is_floating_point():
-            got = type(outputs[0]).__name__ if tensor is None else str(tensor.dtype)
-            raise ValueError(f"slot {name!r} must output a float tensor, or a tuple that starts with one; got {got}")
-        shapes.append(tuple(tensor.shape))
-    found = {_shape(name, module, shape, topology) for shape in shapes}
-    if len(found) > 1:
-        raise ValueError(
-            f"slot {name!r} changes shape: it ran {len(shapes)} times in one pass and gave {sorted(set(shapes))}; "
-            "choose a submodule that always gives the same number of features"
-        )
-    return Site(name, found.pop(), shapes[0], _container(outputs[0]))
+class AmbiguousShapeError(ValueError):
+    """What a slot's dimensions mean has to be said."""
 
 
 def _container(output: Any) -> str:
@@ -140,55 +181,108 @@ def _container(output: Any) -> str:
     return "tensor" if isinstance(output, Tensor) else "tuple" if isinstance(output, tuple) else "list"
 
 
-def _shape(name: str, module: nn.Module, shape: tuple[int, ...], topology: str | None) -> SlotShape:
-    if topology is None:
-        is_1d = len(shape) == 3 and any(isinstance(part, _LAYERS_1D) for part in module.modules())
-        topology = "conv" if is_1d else {2: "features", 3: "sequence", 4: "conv", 5: "conv"}.get(len(shape))
-    if topology not in TOPOLOGIES or (topology, len(shape)) not in _KNOWN:
-        raise ValueError(
-            f"slot {name!r} outputs shape {shape}; a seed needs (N, C), (N, L, C), (N, C, L), (N, C, H, W) or "
-            f"(N, C, D, H, W), with topology one of {', '.join(TOPOLOGIES)} if it is given"
-        )
-    if topology == "conv":
-        return SlotShape("conv", shape[1], len(shape) - 2)
-    return SlotShape(topology, shape[-1])
+def _with_directions(
+    model: nn.Module, sites: list[Site], topologies: Mapping[str, str], example_input: ExampleInput
+) -> list[Site]:
+    """Sites with what was said or measured of the way they look; a sequence of which nothing tells looks back only.
+
+    A convolution over time that never looks ahead is a sequence too: a seed's own convolutions would look ahead.
+    """
+    told = {name: DIRECTIONS[kind] for name, kind in topologies.items() if kind in DIRECTIONS}
+    asked: dict[str, tuple[int, int]] = {}
+    for site in sites:
+        order = site.order or tuple(range(site.shape.rank))
+        if site.shape.topology == "sequence" and site.name not in told:
+            asked[site.name] = order[0], order[1]
+        elif site.shape.dims == 1 and site.name not in topologies:
+            asked[site.name] = order[0], order[2]
+    found = directions(model, asked, example_input) if asked else {}
+    return [_directed(site, told.get(site.name), found.get(site.name, set())) for site in sites]
 
 
-_KNOWN = {("features", 2), ("sequence", 3), ("conv", 3), ("conv", 4), ("conv", 5)}
+def _directed(site: Site, causal: bool | None, looks: set[str]) -> Site:
+    if site.shape.topology == "conv":
+        return _as_sequence(site) if looks == {"back"} else site
+    causal = "ahead" not in looks if causal is None else causal
+    return replace(site, shape=replace(site.shape, causal=causal))
 
 
-def _choose(model: nn.Module, modules: dict[str, nn.Module], traced: dict[str, list[Any]], result: Any) -> list[str]:
-    """Blocks of the network: outermost members of a Sequential or ModuleList that have weights and feed others."""
-    everything = {"": model} | modules
-    lists = {name for name, module in everything.items() if isinstance(module, (nn.Sequential, nn.ModuleList))}
-    members = [name for name in modules if name.rpartition(".")[0] in lists]
-    candidates = [name for name in members if _fits(name, modules[name], traced[name], result)]
-    if not candidates:
-        top = [name for name in modules if "." not in name]
-        candidates = [name for name in top if _fits(name, modules[name], traced[name], result)]
+def _as_sequence(site: Site) -> Site:
+    """A site (N, C, L) as (N, L, C)."""
+    batch, features, position = site.order or (0, 1, 2)
+    samples, channels, length = site.example_shape
+    order = None if (batch, position, features) == (0, 1, 2) else (batch, position, features)
+    shape = SlotShape("sequence", channels)
+    return replace(site, shape=shape, example_shape=(samples, length, channels), order=order)
+
+
+# Slots that are found.
+
+
+def _choose(host: _TracedHost) -> list[str]:
+    """Blocks of the network that have weights and feed others: members of containers, and submodules around none."""
     chosen: list[str] = []
-    for name in candidates:
-        if not any(name.startswith(outer + ".") for outer in chosen):
-            chosen.append(name)
+    unclear: list[str] = []
+
+    def visit(module: nn.Module, prefix: str) -> None:
+        for own_name, child in module.named_children():
+            if own_name == "parametrizations" and is_parametrized(module):
+                continue
+            name = prefix + own_name
+            is_member = isinstance(module, _CONTAINERS)
+            if not is_member and (isinstance(child, _CONTAINERS) or _holds_blocks(host, name, child)):
+                visit(child, name + ".")
+            elif not _has_features(host, name, child):
+                # A block that is the host's own output is a head; its parts are no blocks.
+                if not is_member or isinstance(child, _CONTAINERS) or not _is_output(host, name):
+                    visit(child, name + ".")
+            else:
+                try:
+                    host.site(name, None)
+                except AmbiguousShapeError:
+                    if host.used is None or name in host.used:
+                        unclear.append(name)
+                except ValueError:
+                    visit(child, name + ".")
+                else:
+                    chosen.append(name)
+
+    visit(host.model, "")
+    if unclear:
+        warn_user(
+            f"slots that auto leaves out because their shape can be read in several ways: {', '.join(unclear)}; "
+            'to grow there, say what they are: slots={"name": "sequence"} for (N, L, C), "conv" for (N, C, ...)',
+        )
     if not chosen:
-        raise ValueError(f"found no submodule that could be a slot; name them: slots=[...] from {', '.join(modules)}")
+        names = ", ".join(name for name in host.outputs if name)
+        raise ValueError(f"found no submodule that could be a slot; name them: slots=[...] from {names}")
     return chosen
 
 
-def _fits(name: str, module: nn.Module, outputs: list[Any], result: Any) -> bool:
+def _holds_blocks(host: _TracedHost, prefix: str, module: nn.Module) -> bool:
+    """Whether a list inside a submodule has members made of several layers, which are better places than the whole."""
+    for name, inner in module.named_modules():
+        if isinstance(inner, _CONTAINERS):
+            for member, child in inner.named_children():
+                path = ".".join(filter(None, (prefix, name, member)))
+                if next(child.children(), None) is not None and _has_features(host, path, child):
+                    return True
+    return False
+
+
+def _has_features(host: _TracedHost, name: str, module: nn.Module) -> bool:
+    """Whether a submodule has weights, runs once and gives a tensor that is not the host's own output."""
+    outputs = host.outputs.get(name, [])
     tensor = first_tensor(outputs[0]) if len(outputs) == 1 else None
-    if tensor is None or not any(parameter.dim() > 1 for parameter in module.parameters()):
+    tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
+    if tensor is None or not any(p.dim() > 1 and p not in tables for p in module.parameters()):
         return False
-    is_output = any(tensor is final for final in tensors(result))  # a head's features are no place to grow
-    return not is_output and not isinstance(module, nn.Embedding) and _has_shape(name, module, outputs)
+    return not _is_output(host, name)
 
 
-def _has_shape(name: str, module: nn.Module, outputs: list[Any]) -> bool:
-    try:
-        _site(name, module, outputs, None)
-    except ValueError:
-        return False
-    return True
+def _is_output(host: _TracedHost, name: str) -> bool:
+    outputs = [first_tensor(output) for output in host.outputs.get(name, [])]
+    return any(tensor is final for tensor in outputs for final in tensors(host.result))
 
 
 def check_activation(site: Site, h: Tensor) -> None:

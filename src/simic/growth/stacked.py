@@ -83,6 +83,8 @@ class StackedHosts:
         check_parameters(self._template)
         self.segments = list(segments.values())
         self.sites = find_sites(self._template, list(slot_names), example_input)
+        if other := [site.name for site in self.sites if site.order is not None]:
+            raise ValueError(f"slots of stacked hosts must put out (N, C), (N, L, C) or (N, C, *space); {other} do not")
         # Beside a lone host the check needs another one, to tell apart what belongs to which.
         compared = fresh if len(fresh) > 1 else [*fresh, self._fresh_host(int(rng_seeds[0]) + 1)]
         self._in_place = check_hosts(compared, self.sites, example_input)

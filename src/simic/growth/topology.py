@@ -148,7 +148,7 @@ def _as_tensor(record: dict[str, Any]) -> Tensor:
 
 
 def _slot_table(model: GrowableModel) -> list[list]:
-    return [[s.name, s.shape.topology, s.shape.features, s.shape.dims] for s in model.sites]
+    return [[s.name, s.shape.kind, s.shape.features, s.shape.dims] for s in model.sites]
 
 
 def _plan(

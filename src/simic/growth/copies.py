@@ -1,0 +1,95 @@
+"""Copies of a model that outlive its growth: averaged weights must follow it, or somebody must say that they do not.
+
+`torch.optim.swa_utils.AveragedModel` copies a model and later pairs the parameters of both by position, up to the end
+of the shorter list. A copy therefore remembers its source: if the source has grown or pruned since, and weights were
+then written into the copy, which was never trained itself, the average is cut short or mixed up.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from simic.growth.model import GrowableModel
+
+
+@dataclass
+class _Link:
+    source: weakref.ref[GrowableModel]
+    writes: int | None = None
+    """Writes into the copy's parameters when the source's structure first differed; None until then."""
+
+
+# Outside the models, so that they can be pickled and copied as before.
+_LINKS: weakref.WeakKeyDictionary[GrowableModel, _Link] = weakref.WeakKeyDictionary()
+
+
+def copy_with_link(model: GrowableModel, memo: dict[int, Any]) -> GrowableModel:
+    """A deep copy that knows what it is a copy of."""
+    twin = model.__class__.__new__(model.__class__)
+    memo[id(model)] = twin
+    twin.__setstate__(copy.deepcopy(model.__dict__, memo))
+    _LINKS[twin] = _Link(weakref.ref(model))
+    return twin
+
+
+def note_growth(model: GrowableModel) -> None:
+    """A model's structure has changed: its copies are watched from now on, and it is no mere copy itself."""
+    _LINKS.pop(model, None)
+    for twin, link in list(_LINKS.items()):
+        if link.source() is model and link.writes is None:
+            link.writes = _writes(twin)
+
+
+def check_copy(model: GrowableModel, *_: Any, runs: bool = False) -> None:
+    """Raise if averages were written into a copy whose source has grown since it was made."""
+    link = _LINKS.get(model)
+    if link is None:
+        return
+    if runs and model.training and torch.is_grad_enabled():  # trained itself, so a model of its own
+        del _LINKS[model]
+        return
+    source = link.source()
+    if source is None or link.writes is None or _structure(source) == _structure(model):
+        link.writes = None
+        return
+    if _writes(model) != link.writes:
+        raise RuntimeError(
+            "weights were averaged into a copy of a model that has grown or pruned since the copy was made, so their "
+            "parameters no longer match; call averaged.module.follow(model) before averaged.update_parameters(model), "
+            "or make the copy anew after growth"
+        )
+
+
+def follow_growth(model: GrowableModel, source: GrowableModel) -> None:
+    """Give a copy the seeds of its source: new ones with the source's weights; those that are gone are removed."""
+    if model.slot_names != source.slot_names:
+        raise ValueError(f"a copy has the slots of its source: {source.slot_names}, got {model.slot_names}")
+    for site in model.sites:
+        mine, theirs = model.seed(site.name), source.seed(site.name)
+        same = mine is not None and theirs is not None and _kind(mine) == _kind(theirs)
+        if mine is not None and not same:
+            model._detach(site)
+        if theirs is not None and not same:
+            model._attach(site, copy.deepcopy(theirs))
+    model.life = copy.deepcopy(source.life)
+    model.germinations = source.germinations
+    model._follow_life()
+    _LINKS[model] = _Link(weakref.ref(source))
+
+
+def _kind(seed: Any) -> tuple[str, str, list]:
+    return seed.blueprint, seed.operator, [(name, value.shape) for name, value in seed.named_parameters()]
+
+
+def _structure(model: GrowableModel) -> list[tuple[str, torch.Size]]:
+    return [(name, parameter.shape) for name, parameter in model.named_parameters()]
+
+
+def _writes(model: GrowableModel) -> int:
+    return sum(parameter._version for parameter in model.host.parameters())
