@@ -23,9 +23,9 @@ def check_parts(model: Any, optimizer: Any) -> None:
     """Raise unless these are a GrowableModel and an optimizer, in this order."""
     if isinstance(model, Optimizer) and isinstance(optimizer, nn.Module):
         raise TypeError("model and optimizer are swapped: write GrowthScheduler(model, optimizer, ...)")
-    if isinstance(model, nn.Module) and _wrapper_of(model) is not None:
-        _refuse(f"the model is wrapped in {_wrapper_of(model)}")
     if not isinstance(model, GrowableModel):
+        if isinstance(model, nn.Module) and _wrapper_of(model) is not None:
+            _refuse(f"the model is wrapped in {_wrapper_of(model)}")
         remedy = "wrap it first: GrowableModel(model, example_input=...)" if isinstance(model, nn.Module) else ""
         remedy = remedy or "write GrowthScheduler(model, optimizer, ...)"
         raise TypeError(f"model must be a GrowableModel, got {_told(model)}; {remedy}")

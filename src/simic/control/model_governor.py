@@ -35,7 +35,7 @@ class ModelGovernor:
         self._fresh = True  # nothing was loaded either
         self._first: dict[str, float] = {}
         """Each figure when it was first seen: what its later values are measured by."""
-        self._alpha = model.life.alpha.copy()
+        self._alpha = model.life.alpha.copy()  # when figures were last judged
 
     @property
     def settled(self) -> bool:
@@ -67,6 +67,7 @@ class ModelGovernor:
         if (self._model.life.alpha < self._alpha).any():
             # A seed that leaves may take much of the host's skill with it, on purpose.
             self._judge.reset(np.array([0]))
+        self._alpha = self._model.life.alpha.copy()
         if not math.isfinite(figures.get("val_loss", 0.0)):
             return Verdict.NOT_FINITE
         pair = self._witnesses(figures)
@@ -75,8 +76,7 @@ class ModelGovernor:
         return Verdict(int(self._judge.judge(np.array(pair[:1]), np.array(pair[1:]), np.ones(1))[0]))
 
     def keep(self) -> None:
-        """A decision ended: remember how loud seeds are, and what is trusted as the last good state."""
-        self._alpha = self._model.life.alpha.copy()
+        """A decision ended: take its state as the last good one, unless the host is under suspicion."""
         if self._judge.trusted[0]:
             self._snapshot.save()
             self._begun = self._present_good = True
