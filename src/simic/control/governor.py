@@ -84,18 +84,16 @@ class Governor:
         finite = np.isfinite(losses).all(0)
         losses = np.where(finite, losses, np.inf)
         history = np.where(np.isnan(self._history), random_guess_loss[:, None], self._history)
-        median = np.median(history, axis=-1)  # (2, N)
+        median = _median(history)  # (2, N)
         self._best = np.minimum(self._best, median[0])
         diverged = (losses > self._limit(history, median, random_guess_loss)).all(0)
         had_learned = self._best < self.config.learned_share * random_guess_loss
         collapsed = had_learned & (losses.min(0) >= self.config.collapsed_share * random_guess_loss)
         # The two overlap; far beyond random guessing it is not a collapse.
         beyond = losses[0] > (1 + self.config.relative_rise) * random_guess_loss
-        symptom = np.select(
-            [~finite, diverged & beyond, collapsed, diverged],
-            [Verdict.NOT_FINITE, Verdict.DIVERGED, Verdict.COLLAPSED, Verdict.DIVERGED],
-            Verdict.OK,
-        )
+        symptom = np.where(diverged, Verdict.DIVERGED, Verdict.OK)
+        symptom = np.where(collapsed & ~(diverged & beyond), Verdict.COLLAPSED, symptom)
+        symptom = np.where(finite, symptom, Verdict.NOT_FINITE)
         healthy = symptom == Verdict.OK
         # What is under suspicion must not become the norm.
         moved = np.concatenate([self._history[..., 1:], losses[..., None]], axis=-1)
@@ -128,13 +126,20 @@ class Governor:
 
     def _limit(self, history: np.ndarray, median: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
         """The losses (2, N) above which a host seems to diverge."""
-        deviation = np.median(np.abs(history - median[..., None]), axis=-1)
+        deviation = _median(np.abs(history - median[..., None]))
         rises = (
             self.config.deviations * deviation,
             self.config.relative_rise * median,
             np.broadcast_to(self.config.absolute_rise * random_guess_loss, median.shape),
         )
         return median + np.maximum.reduce(rises)
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """Along the last axis; `np.median` takes ten times as long for a few values."""
+    ordered, middle = np.sort(values, axis=-1), values.shape[-1] // 2
+    upper = ordered[..., middle]
+    return upper if values.shape[-1] % 2 else (ordered[..., middle - 1] + upper) / 2
 
 
 _STATE = ("history", "best", "suspicions", "broken")

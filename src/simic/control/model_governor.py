@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,9 @@ class ModelGovernor:
 
     def weights_finite(self) -> bool:
         """Whether the host and its fossils are free of NaN and infinity. Live seeds may break without the host."""
-        live = {
-            p
-            for index in np.flatnonzero(self._model.life.live[0]).tolist()
-            if (seed := self._model.seed(index)) is not None
-            for p in seed.parameters()
-        }
-        return _all_finite([p for p in self._model.parameters() if p not in live])
+        seeds = [self._model.seed(index) for index in np.flatnonzero(self._model.life.live[0]).tolist()]
+        live = {parameter for seed in seeds if seed is not None for parameter in seed.parameters()}
+        return _all_finite([parameter for parameter in self._model.parameters() if parameter not in live])
 
     def judge(self, figures: Mapping[str, float]) -> Verdict:
         """What to think of "val_loss", "val_accuracy" and "train_loss", as far as they are given."""
@@ -135,8 +131,9 @@ class ModelGovernor:
         return given[main] / self._first[main], given[second] / scale
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
+def _all_finite(tensors: list[Tensor]) -> bool:
     if not tensors:
         return True
-    with torch.no_grad():  # the largest magnitude: a sum of squares would overflow in half precision
-        return bool(torch.nn.utils.get_total_norm(tensors, math.inf).isfinite())
+    with torch.no_grad():  # the largest magnitudes: sums of squares would overflow in half precision
+        largest = torch._foreach_norm(tensors, math.inf)  # pyright: ignore[reportPrivateImportUsage]
+        return bool(torch.stack([value.to(largest[0].device, torch.float32) for value in largest]).isfinite().all())
