@@ -99,12 +99,12 @@ def governor_share(make: Callable[[], GrowableModel], shape: tuple[int, ...], ba
     The epoch is training alone, without validation, with AdamW, whose state is copied too.
     """
     epoch, governing = float("inf"), float("inf")
-    for _ in range(6):
+    for _ in range(4):
         model = make()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         governor = ModelGovernor(model, optimizer)
         x, y = torch.randn(shape), torch.randint(10, shape[:1])
-        for _ in range(3):
+        for _ in range(10):
             start = time.perf_counter()
             for _ in range(batches):
                 optimizer.zero_grad()

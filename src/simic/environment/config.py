@@ -1,4 +1,4 @@
-"""What an episode is, and when a host counts as broken."""
+"""What an episode is; when a host counts as broken stands in `control.governor`."""
 
 from __future__ import annotations
 
