@@ -41,7 +41,12 @@ def make_scheduler(*actions, optimizer="adamw", evaluate=True, **settings) -> Gr
         return {"val_loss": float(cross_entropy(model(X * 1.1), Y))}
 
     return GrowthScheduler(
-        model, opt, ScheduleController(actions), [rate], evaluate=measured if evaluate else None, **settings
+        model,
+        opt,
+        ScheduleController(actions),
+        [rate],
+        evaluate=measured if evaluate else None,
+        **({"governor": True} | settings),
     )
 
 
@@ -290,7 +295,7 @@ def test_what_else_the_optimizer_trains_is_restored_too():
     model, head = make_model(), nn.Linear(2, 2)
     optimizer = AdamW([*model.parameters(), *head.parameters()])
     scheduler = GrowthScheduler(
-        model, optimizer, "wait", evaluate=lambda: {"val_loss": float(cross_entropy(head(model(X)), Y))}
+        model, optimizer, "wait", evaluate=lambda: {"val_loss": float(cross_entropy(head(model(X)), Y))}, governor=True
     )
 
     def step():
@@ -318,6 +323,7 @@ def test_models_that_share_an_optimizer_restore_their_own():
             optimizer,
             ScheduleController([Action("germinate", "0", "mlp")]),
             evaluate=lambda model=model: {"val_loss": float(cross_entropy(model(X), Y))},
+            governor=True,
         )
         for model in models
     ]
@@ -456,7 +462,9 @@ class Odd(SGD):
 def test_optimizer_state_that_is_no_tensor_is_restored():
     model = make_model()
     optimizer = Odd(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = GrowthScheduler(model, optimizer, "wait", evaluate=lambda: {"val_loss": float(model(X).sum().abs())})
+    scheduler = GrowthScheduler(
+        model, optimizer, "wait", evaluate=lambda: {"val_loss": float(model(X).sum().abs())}, governor=True
+    )
     train(scheduler)
     scheduler.step()
     parameter = next(model.parameters())

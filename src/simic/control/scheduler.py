@@ -68,7 +68,7 @@ class GrowthScheduler:
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
     With it, contributions are measured by switching seeds off; without it no seed can be fossilized. While it runs, the
     modules that it calls are in evaluation mode. `horizon` is the number of host epochs planned, if that is known: some
-    controllers pace themselves by it. The `governor` gives a network that breaks its last good state back, see
+    controllers pace themselves by it. A `governor` gives a network that breaks its last good state back, see
     `ModelGovernor`. Models may share an optimizer, each with its scheduler.
     """
 
@@ -82,7 +82,7 @@ class GrowthScheduler:
         evaluate: Evaluate | None = None,
         horizon: int = 0,
         rng_seed: int = 0,
-        governor: bool | GovernorConfig = True,
+        governor: bool | GovernorConfig = False,
     ) -> None:
         check_parts(model, optimizer)
         refuse_distributed(model)
