@@ -55,7 +55,7 @@ class Options:
 def led_by(name: str) -> Decide:
     """Decisions of a controller."""
     controller = make_controller(name, 0)
-    return lambda facts, masks: (controller.act(facts), {})
+    return lambda facts, masks: (np.asarray(controller.act(facts)), {})
 
 
 def one_seed(task: Task) -> Decide:

@@ -1,4 +1,5 @@
-"""What growing costs per training step: GrowableModel against the same network written by hand in plain PyTorch.
+"""What growing costs: GrowableModel against the same network written by hand in plain PyTorch, per training step,
+and the governor's share of a host epoch.
 
 Run: python benchmarks/overhead.py. Interleaved, one thread; the ratio of the fastest steps is reported.
 """
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from simic import GrowableModel
+from simic.control.model_governor import ModelGovernor
 
 SLOTS = ("stem", "block1", "block2")
 WIDTH_EMPTY, WIDTH_GROWN = 60, 27  # both networks then have about 100,000 parameters
@@ -91,6 +93,37 @@ def ratio(make_growable: Callable[[], nn.Module], make_plain: Callable[[], nn.Mo
     return best[0] / best[1]
 
 
+def governor_share(make: Callable[[], GrowableModel], shape: tuple[int, ...], batches: int) -> float:
+    """Seconds that the governor takes for a host epoch over those of the epoch itself, each the best of several.
+
+    The epoch is training alone, without validation, with AdamW, whose state is copied too.
+    """
+    epoch, governing = float("inf"), float("inf")
+    for _ in range(4):
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        governor = ModelGovernor(model, optimizer)
+        x, y = torch.randn(shape), torch.randint(10, shape[:1])
+        for _ in range(10):
+            start = time.perf_counter()
+            for _ in range(batches):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            trained = time.perf_counter()
+            governor.weights_finite()
+            governor.judge({"val_loss": 1.0, "val_accuracy": 0.5})
+            governor.keep()
+            epoch, governing = min(epoch, trained - start), min(governing, time.perf_counter() - trained)
+    return governing / epoch
+
+
+def small_mlp() -> GrowableModel:
+    """As in the README: the smallest host that one would train, so the worst case for bookkeeping."""
+    host = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 10))
+    return GrowableModel(host, example_input=torch.zeros(1, 64))
+
+
 def growable(width: int, planted: bool) -> GrowableModel:
     """The host with three slots, empty or each holding a fossil."""
     model = GrowableModel(Plain(width, grown=False), SLOTS, example_input=torch.randn(2, 3, IMAGE, IMAGE))
@@ -119,6 +152,16 @@ def main() -> None:
             4,
         )
         print(f"{key}: {result[key]} ({plain_count:,} parameters)")
+    # As many batches as in the README's example (1,000 samples) and in examples/resnet.py.
+    shares = {
+        "small MLP": governor_share(small_mlp, (50, 64), 20),
+        "convolutional host, 100,000 parameters": governor_share(
+            lambda: growable(WIDTH_EMPTY, planted=False), (50, 3, IMAGE, IMAGE), 20
+        ),
+    }
+    for name, share in shares.items():
+        print(f"governor, {name}: {share:.2%} of a host epoch of 20 batches")
+    result["governor_ratio"] = round(1 + max(shares.values()), 4)
     print("RESULT " + json.dumps(result))
 
 

@@ -1,12 +1,23 @@
-"""Passes through a network that leave it as it was: its buffers, its modes and torch's random streams."""
+"""Passes through a network that leave it as it was: its buffers, its modes and the global random streams.
+
+Modes and buffers belong to the network, not to a thread: another thread that uses the network during such a pass finds
+it in evaluation mode, and what it writes into buffers is lost.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 @contextmanager
@@ -29,9 +40,20 @@ def undisturbed(module: nn.Module, exempt: nn.Module | None = None) -> Iterator[
             owner._buffers[name] = buffer
 
 
+class RngState(NamedTuple):
+    """Where the global random streams stand."""
+
+    cpu: Tensor
+    cuda: list[Tensor]  # one per device
+    numpy: dict[str, Any]
+    python: tuple[Any, ...]
+
+
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Put torch's random streams back where they were, on the CPU and on every CUDA device in use."""
+    """Put the global random streams back where they were: torch's, on the CPU and on every CUDA device in use,
+    numpy's and Python's.
+    """
     state = rng_state()
     try:
         yield
@@ -39,16 +61,23 @@ def preserved_rng() -> Iterator[None]:
         set_rng_state(state)
 
 
-def rng_state() -> list[Tensor]:
-    """Where torch's random streams stand: the CPU's, then one per CUDA device."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+def rng_state() -> RngState:
+    """Where the global random streams stand."""
+    return RngState(
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        np.random.get_state(legacy=False),  # noqa: NPY002 - the stream of users who draw from it
+        random.getstate(),
+    )
 
 
-def set_rng_state(state: list[Tensor]) -> None:
-    """Put torch's random streams where `rng_state` found them."""
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])
+def set_rng_state(state: RngState) -> None:
+    """Put the global random streams where `rng_state` found them."""
+    torch.set_rng_state(state.cpu)
+    if state.cuda:
+        torch.cuda.set_rng_state_all(state.cuda)
+    np.random.set_state(state.numpy)  # noqa: NPY002
+    random.setstate(state.python)
 
 
 @contextmanager
@@ -62,3 +91,38 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+@contextmanager
+def evaluating_others(known: nn.Module) -> Iterator[None]:
+    """Evaluation mode for whatever modules this thread calls that are not part of `known`; afterwards as it was.
+
+    Which modules those are shows only when they are called: a network around `known`, a frozen encoder, a metric.
+    """
+    own, thread, changed = set(known.modules()), get_ident(), []
+
+    def calm(module: nn.Module, args: Any) -> None:
+        if module.training and module not in own and get_ident() == thread:
+            changed.extend(part for part in module.modules() if part.training and part not in own)
+            for part in changed:
+                part.training = False
+
+    handle = register_module_forward_pre_hook(calm)
+    try:
+        with _without_hook_warning():
+            yield
+    finally:
+        handle.remove()
+        for part in changed:
+            part.training = True
+
+
+@contextmanager
+def _without_hook_warning() -> Iterator[None]:
+    """A compiled module warns that hooks on all modules see it twice, which is harmless here."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
+        yield

@@ -349,6 +349,8 @@ def test_groups_follow_a_model_that_went_back_alone():
     play_prelude(scheduler, "three")
     num_groups = len(scheduler.optimizer.param_groups)
     scheduler.model.load_state_dict(best)
+    cross_entropy(scheduler.model.train()(X), Y).backward()
+    scheduler.optimizer.step()
     scheduler.step()
     assert len(scheduler.optimizer.param_groups) == num_groups - 3
     live(scheduler, 3)
@@ -722,6 +724,8 @@ def test_saving_over_a_checkpoint_keeps_the_old_one_until_the_new_is_whole(tmp_p
 def test_numbers_that_json_lacks_survive(tmp_path):
     """A loss history with gaps, and a plateau that has seen nothing yet."""
     scheduler = make_scheduler(Run(), rates=[RATES["ReduceLROnPlateau"]])
+    cross_entropy(scheduler.model(X), Y).backward()
+    scheduler.optimizer.step()
     scheduler.step(val_loss=0.1 + 0.2)
     scheduler.save(tmp_path / "run")
     fresh = make_scheduler(Run(), rates=[RATES["ReduceLROnPlateau"]])

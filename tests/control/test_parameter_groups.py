@@ -406,3 +406,256 @@ def test_what_cannot_work_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="LBFGS cannot train seeds"):
         ParameterGroups(model, torch.optim.LBFGS(model.parameters()), [])
     assert optimizer.state_dict() == before
+
+
+# Weight decay and other rules of the host.
+
+
+class Block(nn.Module):
+    """A residual part as transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return x + self.act(self.linear(self.norm(x)))
+
+
+def make_blocks(slots=("0", "1.linear", "1.norm", "1.act", "2.linear")) -> GrowableModel:
+    torch.manual_seed(0)
+    host = nn.Sequential(nn.Linear(3, 4, bias=False), Block(), Block(), nn.Linear(4, 2))
+    rules = LifecycleConfig(min_prune_age=0, embargo_decisions=0)
+    return GrowableModel(host, slots, example_input=torch.randn(2, 3), lifecycle=rules)
+
+
+def no_decay(parameters) -> list[dict]:
+    """The split that most recipes use: vectors are exempt."""
+    parameters = list(parameters)
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def layer_wise(model) -> list[dict]:
+    """A rate for each part, and within it the same split."""
+    groups = []
+    for index, part in enumerate(model.host):
+        groups += [{**group, "lr": 0.1 * (index + 1)} for group in no_decay(part.parameters()) if group["params"]]
+    return groups
+
+
+def settings_of(model, optimizer, slot) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of every parameter of a seed, by name; each stands in one group."""
+    found = {}
+    for name, parameter in model.seed(slot).named_parameters():
+        (group,) = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
+        assert group[SLOT_KEY] == slot
+        found[name] = (group["lr"], group["weight_decay"])
+    return found
+
+
+@pytest.mark.parametrize("slot", ["0", "1.linear", "1.norm", "1.act"])
+def test_biases_and_norms_of_seeds_are_exempt_where_the_hosts_are(slot):
+    for flip in (1, -1):  # whichever group comes first
+        model = make_blocks()
+        optimizer = AdamW(no_decay(model.host.parameters())[::flip], lr=0.01)
+        groups = ParameterGroups(model, optimizer, [])
+        model.execute(Action("germinate", slot, "mlp", style="gated"))
+        groups.sync()
+        decays = settings_of(model, optimizer, slot)
+        for name, parameter in model.seed(slot).named_parameters():
+            assert decays[name] == (0.01, 0.1 if parameter.ndim > 1 else 0.0), name
+        assert len(optimizer.param_groups) == 4
+        train_step(model, optimizer)
+        prune(model, groups, slot)
+        assert len(optimizer.param_groups) == 2
+        assert set(optimizer.state) <= set(model.host.parameters())
+
+
+@pytest.mark.parametrize("blueprint", ["mlp", "norm"])
+def test_a_host_that_decays_everything_has_one_group_per_seed(blueprint):
+    model = make_blocks()
+    optimizer = AdamW(model.parameters(), weight_decay=0.1)
+    groups = ParameterGroups(model, optimizer, [])
+    model.execute(Action("germinate", "1.linear", blueprint))
+    groups.sync()
+    assert set(settings_of(model, optimizer, "1.linear").values()) == {(1e-3, 0.1)}
+    assert len(optimizer.param_groups) == 2
+
+
+def test_norms_may_be_exempt_while_biases_are_not():
+    model = make_blocks()
+    norms = [p for m in model.host.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
+    others = [p for p in model.host.parameters() if all(p is not norm for norm in norms)]
+    optimizer = AdamW([{"params": others, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], lr=0.01)
+    groups = ParameterGroups(model, optimizer, [])
+    for slot, blueprint in (("1.linear", "mlp"), ("2.linear", "norm")):
+        model.execute(Action("germinate", slot, blueprint))
+        groups.sync()
+    assert set(settings_of(model, optimizer, "1.linear").values()) == {(0.01, 0.1)}
+    of_norms = [m for m in model.seed("2.linear").modules() if "Norm" in type(m).__name__]
+    exempt = {id(p) for m in of_norms for p in m.parameters()}
+    assert exempt
+    for name, parameter in model.seed("2.linear").named_parameters():
+        assert settings_of(model, optimizer, "2.linear")[name][1] == (0.0 if id(parameter) in exempt else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("slot", "rate"), [("0", 0.1), ("1.linear", 0.2), ("1.norm", 0.2), ("1.act", 0.2), ("2.linear", 0.3)]
+)
+def test_rates_of_layers_and_their_exemptions_are_followed(slot, rate):
+    model = make_blocks()
+    optimizer = SGD(layer_wise(model), lr=1.0)
+    groups = ParameterGroups(model, optimizer, [])
+    model.execute(Action("germinate", slot, "mlp"))
+    groups.sync()
+    found = settings_of(model, optimizer, slot)
+    for name, parameter in model.seed(slot).named_parameters():
+        if parameter.ndim > 1:
+            assert found[name] == (pytest.approx(rate), 0.1)
+        elif slot != "0":
+            assert found[name] == (pytest.approx(rate), 0.0)
+        else:  # that layer has no bias: the rule for them stands with the next one
+            assert found[name][1] == 0.0
+
+
+def test_a_layer_without_biases_in_a_group_of_its_own_says_nothing_about_them():
+    model = make_blocks()
+    own, rest = model.host[0].parameters(), [p for part in model.host[1:] for p in part.parameters()]
+    optimizer = SGD([{"params": own, "lr": 0.5}, {"params": rest, "lr": 0.1}], lr=1.0)
+    groups = ParameterGroups(model, optimizer, [])
+    model.execute(Action("germinate", "0", "mlp"))
+    groups.sync()
+    assert set(settings_of(model, optimizer, "0").values()) == {(0.5, 0)}
+
+
+@EVERY_SCHEDULER
+def test_both_groups_of_a_seed_follow_schedulers(make_scheduler):
+    model = make_blocks()
+    optimizer = SGD(no_decay(model.host.parameters()), lr=0.2, momentum=0.9)
+    scheduler = make_scheduler(optimizer)
+    groups = ParameterGroups(model, optimizer, [scheduler])
+    for step in range(8):
+        if step == 2:
+            model.execute(Action("germinate", "1.linear", "mlp"))
+            model.tick()
+            groups.sync()
+        train_step(model, optimizer)
+        step_rate(scheduler)
+        groups.follow(tensors=True)
+        now = [(group["lr"], group["momentum"], group["weight_decay"]) for group in optimizer.param_groups]
+        assert now[2:] == (now[:2] if step >= 2 else [])
+
+
+def test_groups_of_an_older_checkpoint_are_loaded_and_then_divided():
+    """One group per seed, without what it follows: momenta are kept, and biases become exempt."""
+    model, twin = make_blocks(), make_blocks()
+    optimizers = [AdamW(no_decay(each.host.parameters()), lr=0.01) for each in (model, twin)]
+    groups = [ParameterGroups(each, optimizer, []) for each, optimizer in zip((model, twin), optimizers, strict=True)]
+    model.execute(Action("germinate", "1.linear", "mlp"))
+    model.tick()
+    # As it was written then: everything behind the weights' group, in the order of parameters.
+    seed = model.seed("1.linear")
+    optimizers[0].add_param_group(
+        {"params": list(seed.parameters()), "weight_decay": 0.1, SLOT_KEY: "1.linear", "simic_order": 1}
+    )
+    train_step(model, optimizers[0])
+    twin.load_state_dict(model.state_dict())
+    groups[1].rebuild(["1.linear"], [1])
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    groups[1].sync()
+    found = settings_of(twin, optimizers[1], "1.linear")
+    assert [decay for _, decay in found.values()] == [0.1 if p.ndim > 1 else 0.0 for p in seed.parameters()]
+    for ours, theirs in zip(seed.parameters(), twin.seed("1.linear").parameters(), strict=True):
+        assert torch.equal(optimizers[0].state[ours]["exp_avg"], optimizers[1].state[theirs]["exp_avg"])
+    train_step(twin, optimizers[1])
+
+
+def test_groups_that_do_not_fit_are_refused():
+    model = make_blocks()
+    groups = ParameterGroups(model, AdamW(model.parameters()), [])
+    model.execute(Action("germinate", "1.linear", "mlp"))
+    with pytest.raises(ValueError, match=r"in slot '1.linear' in 2 parameter groups, this one would in 1; build"):
+        groups.rebuild(["1.linear", "1.linear"], [1, 2])
+
+
+# Learning-rate schedulers that are not torch's.
+
+
+class Foreign:
+    """Sets rates by hand: of the groups it saw at its construction, as timm does, or of all that there are."""
+
+    def __init__(self, optimizer, everywhere: bool) -> None:
+        self.optimizer, self.everywhere = optimizer, everywhere
+        self.base = [group["lr"] for group in optimizer.param_groups]
+        self.set(0.0)
+
+    def set(self, factor: float) -> None:
+        groups = self.optimizer.param_groups
+        for group in groups if self.everywhere else groups[: len(self.base)]:
+            group["lr"] = self.base[0] * factor
+
+
+FACTORS = (0.0, 0.5, 1.0, 0.75, 0.25, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("born", [0, 2, 5])
+def test_a_foreign_scheduler_drives_seeds_too(everywhere, born):
+    """Warm-up from zero, decay to zero and a restart; the seed has its host group's rate at every optimizer step."""
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.2)
+    foreign, groups = Foreign(optimizer, everywhere), ParameterGroups(model, optimizer, [])
+    optimizer.register_step_pre_hook(lambda *_: groups.follow())
+    for step, factor in enumerate(FACTORS):
+        foreign.set(factor)
+        if step == born:
+            germinate(model, groups)
+        train_step(model, optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.2 * factor] * len(optimizer.param_groups)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_rate_that_a_user_gave_a_seed_keeps_its_proportion():
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.2)
+    foreign, groups = Foreign(optimizer, everywhere=False), ParameterGroups(model, optimizer, [])
+    foreign.set(1.0)
+    germinate(model, groups)
+    groups.follow()
+    optimizer.param_groups[1]["lr"] = 0.1
+    groups.follow()
+    assert optimizer.param_groups[1]["lr"] == 0.1
+    foreign.set(0.5)
+    groups.follow()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.05]
+
+
+def test_rates_that_are_tensors_are_followed_at_decisions():
+    model = make_model()
+    optimizer = AdamW(model.parameters(), lr=torch.tensor(0.5))
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups)
+    groups.follow(tensors=True)
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    groups.follow()
+    assert float(optimizer.param_groups[1]["lr"]) == 0.5
+    groups.follow(tensors=True)
+    assert float(optimizer.param_groups[1]["lr"]) == 0.25
+
+
+def test_what_was_followed_survives_a_save_between_two_steps():
+    """The host's rate has changed, the seed's follows at the next optimizer step: also after a load."""
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.2)
+    groups = ParameterGroups(model, optimizer, [])
+    germinate(model, groups)
+    groups.follow()
+    optimizer.param_groups[0]["lr"] = 0.1
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    groups.follow()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]

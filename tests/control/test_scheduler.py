@@ -180,6 +180,7 @@ def test_accuracy_is_the_metric_where_there_is_one():
 
     scheduler = scheduled(model, Action("germinate", "stem", tempo=3), evaluate=evaluate)
     for _ in range(3):
+        train_epoch(scheduler)
         scheduler.step()
     assert model.life.contribution[0, 0] == pytest.approx(0.3 / 2 * 2 / 3)
 
@@ -188,8 +189,10 @@ def test_without_a_seed_one_evaluation_is_enough_and_with_figures_none():
     model = make_model()
     evaluate = ByWorth(model)
     scheduler = scheduled(model, evaluate=evaluate)
+    train_epoch(scheduler)
     scheduler.step()
     assert evaluate.calls == 1
+    train_epoch(scheduler)
     decision = scheduler.step(val_loss=0.25, val_accuracy=0.5)
     assert evaluate.calls == 1
     assert (decision.index, decision.val_loss, decision.val_accuracy) == (1, 0.25, 0.5)
@@ -198,6 +201,7 @@ def test_without_a_seed_one_evaluation_is_enough_and_with_figures_none():
 def test_an_accuracy_alone_stands_in_for_the_loss():
     model = make_model()
     scheduler = scheduled(model)
+    train_epoch(scheduler)
     scheduler.step(val_accuracy=0.25)
     assert scheduler.facts().val_loss[0, -1] == -0.25
     assert scheduler.facts().metric[0, -1] == 0.25
@@ -206,6 +210,7 @@ def test_an_accuracy_alone_stands_in_for_the_loss():
 def test_gradient_norms_are_means_over_the_steps_of_a_host_epoch():
     model = make_model()
     scheduler = scheduled(model, Action("germinate", "body", "mlp"))
+    train_epoch(scheduler)
     scheduler.step()
     norms = []
     for shift in (0.0, 1.0, 3.0):
@@ -217,7 +222,11 @@ def test_gradient_norms_are_means_over_the_steps_of_a_host_epoch():
     scheduler.step()
     assert model.life.gradient_norm[0, 1] == pytest.approx(sum(norms) / 3, rel=1e-5)
     assert math.isnan(model.life.gradient_norm[0, 0])
-    scheduler.step()  # an epoch without a step has no gradient
+    model.seed("body").requires_grad_(False)
+    train_epoch(scheduler)
+    for parameter in model.seed("body").parameters():
+        parameter.grad = None
+    scheduler.step()  # a host epoch in which the seed learned nothing
     assert math.isnan(model.life.gradient_norm[0, 1])
 
 
@@ -253,6 +262,7 @@ def test_facts_tell_time_history_and_sizes():
     model = make_model()
     scheduler = scheduled(model, Action("germinate", "body", "mlp", style="gated"))
     for epoch in range(20):
+        train_epoch(scheduler)
         scheduler.step(val_loss=float(epoch), val_accuracy=epoch / 100)
     facts = scheduler.facts()
     assert facts.decision.tolist() == [20]
@@ -269,6 +279,7 @@ def test_facts_tell_time_history_and_sizes():
 def test_a_young_history_is_padded_with_nan():
     model = make_model()
     scheduler = scheduled(model)
+    train_epoch(scheduler)
     scheduler.step(val_loss=2.0)
     loss = scheduler.facts().val_loss[0]
     assert loss[-1] == 2.0
@@ -337,7 +348,9 @@ def test_without_evaluate_no_seed_is_fossilized():
     with pytest.warns(UserWarning, match="without evaluate"):
         scheduler = GrowthScheduler(model, optimizer, ScheduleController(story))
     for _ in story[:-1]:
+        train_epoch(scheduler)
         scheduler.step(val_loss=1.0)
+    train_epoch(scheduler)
     with pytest.raises(ValueError, match=r"contribution must have been measured \(give the scheduler evaluate="):
         scheduler.step(val_loss=1.0)
 
@@ -483,8 +496,12 @@ def row(op, slot=0, blueprint=0, **heads) -> np.ndarray:
         (row(Op.PRUNE, 2), "head slot of host 0 must be in 0..1, got 2"),
         (row(Op.PRUNE, -1), "head slot of host 0 must be in 0..1, got -1"),
         (row(Op.PRUNE, 0, alpha_curve=5), "head alpha_curve of host 0 must be in 0..4, got 5"),
-        (np.zeros((1, 3), dtype=np.int64), "actions must have shape"),
-        (np.zeros(8, dtype=np.int64), "actions must have shape"),
+        (np.zeros((1, 3), dtype=np.int64), r"integers of shape \(1, 8\), got shape \(1, 3\)"),
+        (np.zeros(8, dtype=np.int64), r"integers of shape \(1, 8\), got shape \(8,\)"),
+        (np.zeros((1, 8)), r"integers of shape \(1, 8\), got array"),
+        ("wait", r'must return an Action such as Action\("wait"\), .* got \'wait\''),
+        (None, "must return an Action .* got None"),
+        ([[0], [1, 2]], "must return an Action .* got"),
     ],
 )
 def test_an_illegal_action_of_a_user_is_refused_and_changes_nothing(answer, message):
@@ -557,10 +574,11 @@ def test_two_schedulers_of_one_model_share_its_groups():
     plants = ScheduleController({1: Action("germinate", "body", "mlp")})
     prunes = ScheduleController({1: Action("prune", "body")})
     pair = [GrowthScheduler(model, optimizer, c, evaluate=ByWorth(model)) for c in (plants, prunes)]
-    pair[0].step()
-    pair[1].step()
-    pair[0].step()
+    for scheduler in (*pair, pair[0]):
+        train_epoch(pair[0])
+        scheduler.step()
     assert len(optimizer.param_groups) == 2
+    train_epoch(pair[0])
     pair[1].step()
     assert len(optimizer.param_groups) == 1
 

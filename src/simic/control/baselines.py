@@ -10,15 +10,18 @@ import numpy as np
 from simic.actions import HEAD_VALUES, HEADS, Action, Op
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
+from simic.lifecycle import IllegalActionError
 
 
 class Controller(Protocol):
     """Who decides: called once per decision with the facts, answers one action row per host (N, H).
 
+    Beside one model it may also answer an `Action`.
+
     One that remembers something from decision to decision is `Remembering` too.
     """
 
-    def act(self, facts: Facts) -> np.ndarray:
+    def act(self, facts: Facts) -> np.ndarray | Action:
         """One row of head indices for every host; see `simic.actions`."""
         ...
 
@@ -49,6 +52,26 @@ def check_controller(controller: Any) -> None:
             f"a {type(controller).__name__} has only one of state_dict and load_state_dict; write both, or none if it "
             "remembers nothing"
         )
+
+
+def encode_answer(answer: Any, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> np.ndarray:
+    """What a controller answered for one host, as a row (H,): an array (1, H), an `Action`, or a list of one."""
+    if isinstance(answer, (list, tuple)) and len(answer) == 1 and isinstance(answer[0], Action):
+        answer = answer[0]
+    if isinstance(answer, Action):
+        return answer.encode(slot_names, blueprint_names)
+    try:
+        actions = np.asarray(answer)
+        numeric = np.issubdtype(actions.dtype, np.integer)
+    except (TypeError, ValueError):  # a ragged list
+        actions, numeric = np.zeros(()), False
+    if not numeric or actions.shape != (1, len(HEADS)):
+        got = f"shape {actions.shape}" if numeric else repr(answer)
+        raise IllegalActionError(
+            f'a controller must return an Action such as Action("wait"), or integers of shape {(1, len(HEADS))}, '
+            f"got {got}"
+        )
+    return actions[0]
 
 
 class WaitController:

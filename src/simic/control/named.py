@@ -10,6 +10,7 @@ from simic.control.baselines import Controller, RandomController, WaitController
 from simic.control.heuristic import HeuristicController
 from simic.control.learned import LearnedController, holds_controller
 from simic.control.plan import PlanController, load_plan
+from simic.passes import preserved_rng
 
 CONTROLLERS: dict[str, Callable[[int], Controller]] = {
     "heuristic": lambda rng_seed: HeuristicController(),
@@ -22,13 +23,14 @@ CONTROLLERS: dict[str, Callable[[int], Controller]] = {
 
 
 def make_controller(name: str, rng_seed: int = 0) -> Controller:
-    """A controller by name, or the plan or trained one in a file."""
-    if name in CONTROLLERS:
-        return CONTROLLERS[name](rng_seed)
-    if _is_plan(name):
-        return PlanController(load_plan(Path(name)))
-    if Path(name).is_file():
-        return LearnedController.load(name, rng_seed=rng_seed)
+    """A controller by name, or the plan or trained one in a file. The global random streams stay where they are."""
+    with preserved_rng():  # a network is built with random weights before its own are loaded
+        if name in CONTROLLERS:
+            return CONTROLLERS[name](rng_seed)
+        if _is_plan(name):
+            return PlanController(load_plan(Path(name)))
+        if Path(name).is_file():
+            return LearnedController.load(name, rng_seed=rng_seed)
     raise ValueError(
         f"controller must be one of {', '.join(CONTROLLERS)}, the path of a plan or a trained one, or an object, "
         f"got {name!r}"

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from simic.actions import HEADS, Action
-from simic.bundle import load_bundle, save_bundle
-from simic.control.baselines import Controller, Remembering, WaitController, check_controller
+from simic.control.baselines import Controller, Remembering, WaitController, encode_answer
+from simic.control.checks import check_parts, check_settings, refuse_distributed
 from simic.control.facts import FIGURES, HISTORY, Facts
+from simic.control.governor import GovernorConfig, Verdict
 from simic.control.gradients import GradientMeter
+from simic.control.growth_file import read_growth, save_growth
+from simic.control.model_governor import ModelGovernor
 from simic.control.named import make_controller
-from simic.control.parameter_groups import SLOT_KEY, ParameterGroups
+from simic.control.parameter_groups import ParameterGroups
+from simic.control.usage import StepUsage
+from simic.control.validation import complete_figures, read_figures, read_number
+from simic.control.validation import metric_of as _metric
 from simic.growth.model import GrowableModel
-from simic.growth.topology import GROWTH_KEY, growth_record
-from simic.lifecycle import IllegalActionError, Stage
-from simic.passes import evaluating, undisturbed
-from simic.slots import note_contributions, to_measure
+from simic.lifecycle import Stage
+from simic.passes import evaluating, evaluating_others, undisturbed
+from simic.slots import Slots, note_contributions, to_measure
 
 VERSION = 1
 Evaluate = Callable[[], Mapping[str, float]]
-_FIGURES_RETURNED = '{"val_loss": ..., "val_accuracy": ...}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +56,18 @@ class Decision:
     val_accuracy: float
     action: Action
     changes: tuple[StageChange, ...]
+    verdict: Verdict = Verdict.OK
+    """Anything else: the network broke, and the governor gave its last good state back instead of deciding."""
 
 
 class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
 
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
-    With it, contributions are measured by switching seeds off; without it no seed can be fossilized. `horizon` is the
-    number of host epochs planned, if that is known: some controllers pace themselves by it. Models may share an
-    optimizer, each with its scheduler.
+    With it, contributions are measured by switching seeds off; without it no seed can be fossilized. While it runs, the
+    modules that it calls are in evaluation mode. `horizon` is the number of host epochs planned, if that is known: some
+    controllers pace themselves by it. A `governor` gives a network that breaks its last good state back, see
+    `ModelGovernor`. Models may share an optimizer, each with its scheduler.
     """
 
     def __init__(
@@ -74,34 +80,32 @@ class GrowthScheduler:
         evaluate: Evaluate | None = None,
         horizon: int = 0,
         rng_seed: int = 0,
+        governor: bool | GovernorConfig = False,
     ) -> None:
+        check_parts(model, optimizer)
+        refuse_distributed(model)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
-        _check_settings(controller, evaluate, horizon)
+        check_settings(controller, evaluate, horizon, governor)
         self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
-        if evaluate is None and not isinstance(controller, WaitController):
-            warnings.warn(
-                "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=2
-            )
-        driven = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # torch's mark
-        if driven and not self.lr_schedulers and not isinstance(controller, WaitController):
-            warnings.warn(
-                "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
-                "brings a parameter group of its own: pass it as lr_schedulers=[...]",
-                stacklevel=2,
-            )
+        self._grows = not isinstance(controller, WaitController)
+        self._driven_from_outside = _driven(optimizer) and not self.lr_schedulers
+        self._warn_of_what_is_missing(evaluate)
         self.model = model
         self.optimizer = optimizer
         self.controller = controller
         self.decisions: list[Decision] = []
-        self._evaluate = evaluate
+        self._evaluate = None if evaluate is None else _calmly(evaluate, model)
         self._groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.horizon = horizon
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
-        optimizer.register_step_pre_hook(self._gradients.observe)
+        self._usage = StepUsage()
+        config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
+        self._governor = ModelGovernor(model, optimizer, config) if governor else None
+        optimizer.register_step_pre_hook(self._before_optimizer_step)
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`, computed so that seeds in training learn too; `shadow` incubation needs it."""
@@ -110,41 +114,127 @@ class GrowthScheduler:
     def step(
         self, *, val_loss: float | None = None, val_accuracy: float | None = None, train_loss: float | None = None
     ) -> Decision:
-        """Call once per host epoch, after validation. Validation figures that are not given come from `evaluate`."""
+        """Call once per host epoch, after validation. Validation figures that are not given come from `evaluate`.
+
+        If nothing was trained since the call before, nothing is decided and no time passes.
+        """
+        refuse_distributed(self.model)
+        self._check_schedulers()
         self._groups.sync()  # somebody else may have changed the model since
+        self._usage.check(self._next_index, self.horizon)
+        if self._usage.idle:
+            figures = complete_figures(self._figures(val_loss, val_accuracy))
+            return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **figures)
+        trained = math.nan if train_loss is None else read_number("train_loss", train_loss)
         untouched, earlier = self.model.life.copy(), self._history
+        memory = self._governor.memory() if self._governor else {}
         try:
-            figures = self._figures(val_loss, val_accuracy)
-            self._gradients.report(self.model)
-            self._measure_contributions(_metric(figures) if val_loss is None and val_accuracy is None else None)
-            seen = figures | {"train_loss": math.nan if train_loss is None else _number("train_loss", train_loss)}
-            seen["parameters"] = float(sum(parameter.numel() for parameter in self.model.parameters()))
-            self._history = {name: [*earlier[name], seen[name]][-HISTORY:] for name in FIGURES}
-            before = self.model.life.copy()
-            row = self._decide()
-            self.model.execute(row)
+            broken = self._governor is not None and not self._governor.weights_finite()
+            numbers = {"val_loss": math.nan} if broken else self._figures(val_loss, val_accuracy)
+            verdict = self._judge(numbers | {"train_loss": trained}, broken=broken)
+            if verdict == Verdict.OK:
+                own = _metric(numbers) if val_loss is None and val_accuracy is None else None
+                row, before, figures = self._decide(complete_figures(numbers), trained, own)
+            else:
+                row, before = np.zeros(len(HEADS), dtype=np.int64), untouched
+                figures = {"val_loss": math.nan, "val_accuracy": math.nan} | numbers
         except Exception:  # a refused step leaves no trace and can be repeated
             self.model.life, self._history = untouched, earlier
+            if self._governor:
+                self._governor.set_memory(memory)
             raise
+        if self._governor and verdict != Verdict.OK:
+            self._governor.restore()
+        decision = self._finish(row, before, figures, verdict)
+        if verdict != Verdict.OK:
+            self._tell_of_rollback(decision)
+        return decision
+
+    def _decide(
+        self, figures: dict[str, float], train_loss: float, metric: float | None
+    ) -> tuple[np.ndarray, Slots, dict[str, float]]:
+        """Measure, ask the controller and act: its action, the slots before it, and the figures."""
+        self._gradients.report(self.model)
+        self._measure_contributions(metric)
+        seen = figures | {"train_loss": train_loss}
+        seen["parameters"] = float(sum(parameter.numel() for parameter in self.model.parameters()))
+        self._history = {name: [*self._history[name], seen[name]][-HISTORY:] for name in FIGURES}
+        before = self.model.life.copy()
+        row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
+        self.model.execute(row)
+        return row, before, figures
+
+    def _finish(self, row: np.ndarray, before: Slots, figures: dict[str, float], verdict: Verdict) -> Decision:
+        """Let time pass, and record the decision."""
         self._gradients.clear()
         self.model.tick()
         self._groups.sync()
+        self._groups.follow(tensors=True)
+        if self._governor:
+            self._governor.keep()
         decision = Decision(
             index=self._next_index,
             action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
             changes=self._changes(before),
+            verdict=verdict,
             **figures,
         )
         self.decisions.append(decision)
         self._previous_action = row[None].copy()
         self._next_index += 1
+        self._usage.decided()
         return decision
 
-    def _decide(self) -> np.ndarray:
-        actions = np.asarray(self.controller.act(self.facts()))
-        if actions.shape != (1, len(HEADS)):
-            raise IllegalActionError(f"actions must have shape {(1, len(HEADS))}, got {actions.shape}")
-        return actions[0]
+    def _judge(self, numbers: dict[str, float], *, broken: bool) -> Verdict:
+        if self._governor is None:
+            return Verdict.OK
+        if broken:
+            return Verdict.NOT_FINITE
+        if not math.isfinite(numbers.get("val_accuracy", 0.0)):
+            return Verdict.OK  # it says nothing about the weights, and is refused
+        verdict = self._governor.judge(numbers)
+        # Before any good loss was seen, a loss that is not finite may as well be the evaluation's fault.
+        return verdict if self._governor.settled else Verdict.OK
+
+    def _tell_of_rollback(self, decision: Decision) -> None:
+        told = f"val_loss {decision.val_loss:.4g}, val_accuracy {decision.val_accuracy:.4g}"
+        if self._evaluate is not None and not all(map(math.isfinite, self._figures(None, None).values())):
+            raise ValueError(
+                f"the network was {decision.verdict} ({told}), and its last good weights, which are restored, are too: "
+                "the fault lies in the validation data or in evaluate"
+            )
+        pruned = ", ".join(change.slot for change in decision.changes)
+        warnings.warn(
+            f"host epoch {decision.index + 1}: the network was {decision.verdict} ({told}); its last good weights and "
+            f"optimizer state are restored{f', the seeds in {pruned} pruned' if pruned else ''}; training goes on",
+            stacklevel=3,
+        )
+
+    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._groups.follow()
+        self._gradients.observe(optimizer, args, kwargs)
+        self._usage.count_optimizer_step(self._next_index)
+        if self._governor:
+            self._governor.before_optimizer_step()
+
+    def _warn_of_what_is_missing(self, evaluate: Evaluate | None) -> None:
+        if evaluate is None and self._grows:
+            warnings.warn(
+                "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=3
+            )
+        if self._driven_from_outside and self._grows:
+            warnings.warn(
+                "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
+                "brings a parameter group of its own: pass it as lr_schedulers=[...]",
+                stacklevel=3,
+            )
+
+    def _check_schedulers(self) -> None:
+        if self._grows and not self.lr_schedulers and not self._driven_from_outside and _driven(self.optimizer):
+            raise ValueError(
+                "a learning-rate scheduler was built after the GrowthScheduler, and would fail once a seed brings a "
+                "parameter group of its own: build it first and pass it as lr_schedulers=[...]"
+            )
 
     def facts(self) -> Facts:
         """What the controller sees now."""
@@ -179,6 +269,8 @@ class GrowthScheduler:
             "seed_numbers": self._groups.seed_numbers(),
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Remembering) else {},
+            "optimizer_steps": self._usage.optimizer_steps,
+            "governor": self._governor.state_dict() if self._governor else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -192,6 +284,9 @@ class GrowthScheduler:
             )
         slots = state["seed_groups"]
         self._groups.rebuild(slots, state.get("seed_numbers", [0] * len(slots)))
+        if self._governor:
+            self._governor.load_state_dict(state.get("governor"))
+        self._usage.optimizer_steps = state.get("optimizer_steps")
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
@@ -201,51 +296,18 @@ class GrowthScheduler:
     def save(self, path: str | Path) -> None:
         """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
         self._groups.sync()
-        self._check_alone()
-        tree = {
-            "kind": "growth",
-            "model": {GROWTH_KEY: growth_record(self.model), **self.model.state_dict()},
-            "optimizer_class": type(self.optimizer).__name__,
-            "optimizer": self.optimizer.state_dict(),
-            "lr_scheduler_classes": [_class_name(scheduler) for scheduler in self.lr_schedulers],
-            "lr_schedulers": [scheduler.state_dict() for scheduler in self.lr_schedulers],
-            "growth": self.state_dict(),
-        }
-        save_bundle(path, tree)
+        save_growth(path, self.model, self.optimizer, self.lr_schedulers, self.state_dict())
 
     def load(self, path: str | Path) -> None:
         """Restore what `save` wrote: first the topology, then weights and optimizer. A refusal changes nothing."""
-        tree = load_bundle(path)
-        if not isinstance(tree, dict) or tree.get("kind") != "growth":
-            raise ValueError(f"{path} does not hold a growing model")
+        tree = read_growth(path, self.optimizer, self.lr_schedulers)
         self._check_state(tree["growth"])
-        here = {
-            "optimizer_class": type(self.optimizer).__name__,
-            "lr_scheduler_classes": [_class_name(scheduler) for scheduler in self.lr_schedulers],
-        }
-        for name, value in here.items():
-            if tree[name] != value:
-                raise ValueError(f"the checkpoint's {name} is {tree[name]}, here it is {value}")
-        saved = tree["optimizer"]["param_groups"]
-        sizes = [len(group["params"]) for group in saved if SLOT_KEY not in group]
-        own = [len(group["params"]) for group in self.optimizer.param_groups if SLOT_KEY not in group]
-        if sizes != own:
-            raise ValueError(f"the checkpoint's optimizer has groups of {sizes} host parameters, this one of {own}")
         self.model.load_state_dict(tree["model"])
         self.load_state_dict(tree["growth"])
         self.optimizer.load_state_dict(tree["optimizer"])
         for scheduler, state in zip(self.lr_schedulers, tree["lr_schedulers"], strict=True):
             scheduler.load_state_dict(state)
-
-    def _check_alone(self) -> None:
-        known = set(self.model.parameters())
-        others = [p for group in self.optimizer.param_groups for p in group["params"] if p not in known]
-        if others:
-            raise ValueError(
-                f"the optimizer trains {len(others)} parameter tensors that are not this model's, so one file would "
-                "not hold everything: wrap the whole network in one GrowableModel, or, as where models share an "
-                "optimizer, save the state_dict() of each model, scheduler and optimizer"
-            )
+        self._groups.sync()
 
     def _check_state(self, state: dict[str, Any]) -> None:
         if state.get("version") != VERSION:
@@ -259,25 +321,15 @@ class GrowthScheduler:
             )
 
     def _figures(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
+        """The validation figures that are known, given or evaluated; they may not be finite."""
         if val_loss is None and val_accuracy is None:
             if self._evaluate is None:
                 raise ValueError(
                     "step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=..."
                 )
             with undisturbed(self.model), evaluating(self.model):
-                return self._checked(self._evaluate())
-        return self._checked({"val_loss": val_loss, "val_accuracy": val_accuracy})
-
-    def _checked(self, figures: Mapping[str, float | None]) -> dict[str, float]:
-        checked = _numbers(figures)
-        for name, value in checked.items():
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value}: the host diverged; restore a checkpoint")
-        # Where only an accuracy is known, the error rate stands in for the loss.
-        return {
-            "val_loss": checked["val_loss"] if "val_loss" in checked else -checked["val_accuracy"],
-            "val_accuracy": checked.get("val_accuracy", math.nan),
-        }
+                return read_figures(self._evaluate())
+        return read_figures({"val_loss": val_loss, "val_accuracy": val_accuracy})
 
     def _measure_contributions(self, now: float | None) -> None:
         """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.
@@ -296,9 +348,10 @@ class GrowthScheduler:
                 blended_in = life.alpha[0, index] > 0
                 with self.model.switched_off(slot) if blended_in else self.model.switched_in(slot):
                     switched[0, index] = _metric(self._evaluate())
+                self._usage.check_ablation(self.model, slot)
         note_contributions(life, measured, np.array([now]), switched)
 
-    def _changes(self, before: Any) -> tuple[StageChange, ...]:
+    def _changes(self, before: Slots) -> tuple[StageChange, ...]:
         after = self.model.life
         return tuple(
             StageChange(
@@ -313,40 +366,16 @@ class GrowthScheduler:
         )
 
 
-def _check_settings(controller: Any, evaluate: Any, horizon: Any) -> None:
-    check_controller(controller)
-    if evaluate is not None and not callable(evaluate):
-        raise TypeError(f"evaluate must be a function that returns {_FIGURES_RETURNED}, got {evaluate!r}")
-    if not isinstance(horizon, Integral) or horizon < 0:
-        raise ValueError(f"horizon must be a number of host epochs, 0 if it is not known, got {horizon!r}")
+def _calmly(evaluate: Evaluate, model: GrowableModel) -> Evaluate:
+    """The same evaluation, with modules outside the model in evaluation mode too."""
+
+    def run() -> Mapping[str, float]:
+        with evaluating_others(model):
+            return evaluate()
+
+    return run
 
 
-def _numbers(figures: Any) -> dict[str, float]:
-    """The validation figures that are there, as floats; one that is None is not there."""
-    names = ("val_loss", "val_accuracy")
-    given = [name for name in names if figures.get(name) is not None] if isinstance(figures, Mapping) else []
-    if not given:
-        raise ValueError(f"evaluate must return {_FIGURES_RETURNED}, got {figures!r}")
-    return {name: _number(name, figures[name]) for name in given}
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if not isinstance(value, str):  # which float() would read
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of many
-        pass
-    raise TypeError(f"{name} must be one number, got {value!r}; give float(...) of it")
-
-
-def _metric(figures: Any) -> float:
-    """Accuracy where there is one, else minus the loss; of a network that is broken, minus infinity."""
-    numbers = _numbers(figures)
-    accuracy = numbers.get("val_accuracy", math.nan)
-    metric = -numbers.get("val_loss", math.nan) if math.isnan(accuracy) else accuracy
-    return metric if math.isfinite(metric) else -math.inf
-
-
-def _class_name(scheduler: LRScheduler) -> str:
-    members = ", ".join(_class_name(member) for member in getattr(scheduler, "_schedulers", ()))
-    return f"{type(scheduler).__name__}({members})" if members else type(scheduler).__name__
+def _driven(optimizer: Optimizer) -> bool:
+    """Whether a learning-rate scheduler of torch was built on it; the mark is torch's own."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")

@@ -1,120 +1,24 @@
-"""The governor: notices hosts that break, and gives them their last good weights back.
+"""The last good weights of N stacked hosts: kept in place, and given back where the governor says so.
 
-Shapes: N hosts; W remembered decisions; R rows of seeds. Losses are (N,), one per decision.
+Shapes: N hosts; R rows of seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from simic.environment.config import GovernorConfig
+from simic.control.governor import Governor as Governor
+from simic.control.governor import Verdict as Verdict
 from simic.growth.choir import SeedGroup
 from simic.growth.matrix import ParameterMatrix
 from simic.growth.stacked import StackedHosts
 from simic.lifecycle import Stage
 from simic.slots import remove
-
-
-class Verdict(IntEnum):
-    """What the governor says of a host."""
-
-    OK = 0
-    NOT_FINITE = 1
-    COLLAPSED = 2
-    DIVERGED = 3
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-class Governor:
-    """Judges N hosts by their losses; a host that breaks is reported once, until its next episode."""
-
-    def __init__(self, num_hosts: int, config: GovernorConfig | None = None) -> None:
-        self.config = config or GovernorConfig()
-        self._history = np.full((2, num_hosts, self.config.window), np.nan)  # validation, training; the newest last
-        self._best = np.full(num_hosts, np.inf)  # lowest median validation loss of the episode
-        self._suspicions = np.zeros(num_hosts, dtype=np.int64)  # decisions in a row
-        self._broken = np.zeros(num_hosts, dtype=bool)
-
-    @property
-    def trusted(self) -> np.ndarray:
-        """Hosts neither broken nor under suspicion (N,): those whose weights are worth a snapshot."""
-        return ~self._broken & (self._suspicions == 0)
-
-    def reset(self, hosts: np.ndarray) -> None:
-        """Forget some hosts (indices, or a mask): their episode begins, or a seed left them on purpose."""
-        self._history[:, hosts] = np.nan
-        self._best[hosts] = np.inf
-        self._suspicions[hosts] = 0
-        self._broken[hosts] = False
-
-    def judge(self, val_loss: np.ndarray, train_loss: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
-        """One verdict per host (N,), as the codes of `Verdict`."""
-        losses = np.stack(self._checked(val_loss, train_loss, random_guess_loss))  # (2, N)
-        finite = np.isfinite(losses).all(0)
-        losses = np.where(finite, losses, np.inf)
-        history = np.where(np.isnan(self._history), random_guess_loss[:, None], self._history)
-        median = np.median(history, axis=-1)  # (2, N)
-        self._best = np.minimum(self._best, median[0])
-        diverged = (losses > self._limit(history, median, random_guess_loss)).all(0)
-        had_learned = self._best < self.config.learned_share * random_guess_loss
-        collapsed = had_learned & (losses.min(0) >= self.config.collapsed_share * random_guess_loss)
-        # The two overlap; far beyond random guessing it is not a collapse.
-        beyond = losses[0] > (1 + self.config.relative_rise) * random_guess_loss
-        symptom = np.select(
-            [~finite, diverged & beyond, collapsed, diverged],
-            [Verdict.NOT_FINITE, Verdict.DIVERGED, Verdict.COLLAPSED, Verdict.DIVERGED],
-            Verdict.OK,
-        )
-        healthy = symptom == Verdict.OK
-        # What is under suspicion must not become the norm.
-        moved = np.concatenate([self._history[..., 1:], losses[..., None]], axis=-1)
-        self._history = np.where(healthy[:, None], moved, self._history)
-        self._suspicions = np.where(healthy, 0, self._suspicions + 1)
-        panics = ~self._broken & (~finite | (self._suspicions >= self.config.patience))
-        self._broken |= panics
-        return np.where(panics, symptom, Verdict.OK)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as copies."""
-        return {name: getattr(self, f"_{name}").copy() for name in _STATE}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """The inverse of `state_dict`; a state of other hosts or another window raises and changes nothing."""
-        own = {name: array.shape for name, array in self.state_dict().items()}
-        given = {name: np.shape(array) for name, array in state.items()}
-        if own != given:
-            raise ValueError(f"the governor's state must have the shapes {own}, got {given}: use the same num_hosts")
-        for name in _STATE:
-            setattr(self, f"_{name}", np.array(state[name], dtype=getattr(self, f"_{name}").dtype))
-
-    def _checked(self, *losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        shapes = [np.shape(loss) for loss in losses]
-        if set(shapes) != {self._best.shape}:
-            raise ValueError(f"losses must have one value for each of {len(self._best)} hosts, got shapes {shapes}")
-        if not (np.isfinite(losses[2]) & (losses[2] > 0)).all():
-            raise ValueError(f"random_guess_loss must be positive and finite: the task states it, got {losses[2]}")
-        return losses[0], losses[1]
-
-    def _limit(self, history: np.ndarray, median: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
-        """The losses (2, N) above which a host seems to diverge."""
-        deviation = np.median(np.abs(history - median[..., None]), axis=-1)
-        rises = (
-            self.config.deviations * deviation,
-            self.config.relative_rise * median,
-            np.broadcast_to(self.config.absolute_rise * random_guess_loss, median.shape),
-        )
-        return median + np.maximum.reduce(rises)
-
-
-_STATE = ("history", "best", "suspicions", "broken")
 
 
 @dataclass

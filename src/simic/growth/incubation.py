@@ -33,8 +33,9 @@ def constant_but(module: nn.Module, exempt: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def speaking_with(seed: Seed, alpha: float) -> Iterator[None]:
-    """Let the seed speak with this alpha for a while."""
+    """Let the seed speak with this alpha for a while, in this thread."""
     previous, seed.override = seed.override, alpha
+    seed.met_override = None
     try:
         yield
     finally:

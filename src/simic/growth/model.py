@@ -28,7 +28,7 @@ from simic.growth.seed import Seed
 from simic.growth.sites import ExampleInput, Site, find_sites, reference_tensor
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng, undisturbed
-from simic.slots import Slots, check_actions, execute, tick
+from simic.slots import Slots, check_actions, execute, remove, tick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +239,17 @@ class GrowableModel(nn.Module):
         """Let one decision of time pass: ramps move, seeds that were blended out go, cooldowns run."""
         tick(self.life, self.lifecycle)
         self._follow_life()
+
+    def remove_live_seeds(self) -> None:
+        """Take every seed whose fate is open out at once, whatever its age: for a network that broke."""
+        remove(self.life, np.nonzero(self.life.live))
+        self._follow_life()
+
+    def newborn(self, slot: int) -> Seed:
+        """A seed as the one in this slot was when it was born, attached nowhere."""
+        seed = self._build_seed(self.sites[slot], int(self.life.blueprint[0, slot]))
+        seed.set_operator(STYLES[self.life.style[0, slot]].operator)
+        return seed
 
     @contextmanager
     def switched_off(self, slot: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -257,10 +256,11 @@ def _add_shift(shift: Tensor, module: nn.Module, arguments: tuple, output: Tenso
 
 
 def _random_streams() -> list:
-    """Where the random streams stand that a module may draw from."""
-    old = np.random.get_state(legacy=True)  # noqa: NPY002 - a module may draw from it
-    arrays = [part.tobytes() if isinstance(part, np.ndarray) else part for part in old]
-    return [random.getstate(), arrays, *(state.cpu().numpy().tobytes() for state in rng_state())]
+    """Where the random streams stand that a module may draw from, as values that can be compared."""
+    now = rng_state()
+    parts = {**now.numpy, **now.numpy["state"], "state": None}
+    arrays = [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts.values()]
+    return [now.python, arrays, *(state.cpu().numpy().tobytes() for state in (now.cpu, *now.cuda))]
 
 
 def first_sentence(error: Exception) -> str:

@@ -114,7 +114,7 @@ def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
     controller = make_controller(player, job.group_seed)
 
     def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
-        return controller.act(facts), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
+        return np.asarray(controller.act(facts)), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
 
     return play(make_trainings(group_setup, job), decide)
 
