@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from simic.files import write_file
 
 FORMAT = "simic-bundle"
 VERSION = 1
@@ -27,24 +28,13 @@ class BundleError(ValueError):
 
 
 def save_bundle(path: str | Path, tree: Any) -> None:
-    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one."""
-    path = Path(path)
+    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one.
+
+    A symbolic link at `path` is replaced by the file; what it points to stays as it is.
+    """
     document, tensors = pack_tree(tree)
     metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(_in_order(save(tensors, metadata)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_file(path, _in_order(save(tensors, metadata)))
 
 
 def _in_order(content: bytes) -> bytes:

@@ -16,6 +16,7 @@ from torch import nn
 
 from simic.control.baselines import Controller
 from simic.control.scheduler import Decision, GrowthScheduler
+from simic.files import write_file
 from simic.growth.model import GrowableModel
 from simic.lifecycle import Incubation, LifecycleConfig
 from simic.tasks.task import Task, evaluate, make_task
@@ -124,7 +125,7 @@ def print_growing(
         batch = {0: torch.export.Dim.DYNAMIC}
         written = io.BytesIO()  # torch aborts the process when a disk is full
         torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), written)
-        out.write_bytes(written.getvalue())
+        write_file(out, written.getvalue())
         console.print(f"the grown network is in {out}")
 
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from simic.telemetry.recorder import OutputError
+from simic.files import OutputError
 from simic.training import checkpoint as checkpoints
 from simic.training.checkpoint import (
     CRASH_POINTS,
@@ -508,7 +508,7 @@ def test_a_rename_that_fails_brings_the_old_one_back(tmp_path, monkeypatch):
 
 FULL_TMPFS = """
 import sys, torch
-from simic.telemetry.recorder import OutputError
+from simic.files import OutputError
 from simic.training.checkpoint import find_checkpoint, save_checkpoint
 root, update = sys.argv[1], 0
 try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simic.telemetry.recorder import writing
+from simic.files import check_directory, write_file, writing
 from simic.training.progress import PatientConsole
 
 COLUMNS = ("controller", "task", "rng_seed", "metric", "score", "area", "parameters", "host_parameters", "flops")
@@ -35,6 +34,7 @@ class Parts:
     def __init__(self, directory: Path | None) -> None:
         self._directory, self._parts = directory, dict[str, Any]()
         if directory is not None:
+            check_directory(directory)
             with writing(directory):
                 directory.mkdir(parents=True, exist_ok=True)
 
@@ -51,7 +51,7 @@ class Parts:
         text = json.dumps(part, allow_nan=False)
         self._parts[key] = json.loads(text)  # as it will be read
         if self._directory is not None:
-            write_text(self._directory / f"{key}.json", text)
+            write_file(self._directory / f"{key}.json", text)
 
 
 class Teller:
@@ -88,26 +88,15 @@ class Teller:
 
 def write_results(results: dict[str, Any], timing: dict[str, Any], out: Path) -> None:
     """results.json, episodes.csv and timing.json."""
-    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
+    write_file(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_file(out / "timing.json", json.dumps(timing, indent=1, allow_nan=False) + "\n")
     text = io.StringIO()
     writer = csv.DictWriter(text, [*COLUMNS, "accuracy_per_parameter", "seeds", "fossils"], extrasaction="ignore")
     writer.writeheader()
     for episode in results["episodes"]:
         fossils = sum(seed["fate"] == "fossilized" for seed in episode["seeds"])
         writer.writerow(episode | {"seeds": len(episode["seeds"]), "fossils": fossils})
-    write_text(out / "episodes.csv", text.getvalue())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file; a kill at any moment leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
-        try:
-            temporary.write_text(text, encoding="utf-8", newline="")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write_file(out / "episodes.csv", text.getvalue())
 
 
 def print_tables(results: dict[str, Any], console: Console) -> None:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simic.telemetry.recorder import output_error, sync_path
+from simic.files import output_error, sync_path
 
 FORMAT = "simic-checkpoint"
 VERSION = 1

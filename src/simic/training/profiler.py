@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from simic.files import check_regular, writing
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout
-from simic.telemetry.recorder import output_error
 from simic.training.run import Run
 
 PROFILED_UPDATE = 2
@@ -24,10 +24,10 @@ def profiled(run: Run, directory: Path | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise output_error(directory, error) from error
+    path = directory / f"update_{run.update + PROFILED_UPDATE - 1}.json"
+    check_regular(path)  # now: torch would follow a link, and an error after the update would cost the run
     plain, updates = run.agent.update, 0
 
     def update(rollout: Rollout) -> UpdateMetrics:
@@ -37,7 +37,7 @@ def profiled(run: Run, directory: Path | None) -> Iterator[None]:
             return plain(rollout)
         with profile(activities=_activities()) as trace:
             metrics = plain(rollout)
-        trace.export_chrome_trace(str(directory / f"update_{run.update}.json"))
+        trace.export_chrome_trace(str(path))
         return metrics
 
     run.agent.update = update

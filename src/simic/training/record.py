@@ -10,7 +10,6 @@ import numpy as np
 
 from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.ppo.rollout import Rollout
-from simic.telemetry.recorder import writing
 from simic.training.episodes import to_rollout
 
 FORMAT, VERSION = "simic-episodes", 1
@@ -20,8 +19,7 @@ def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]
     """Write the episodes of an update; features are kept in half precision, which is finer than their noise."""
     path = directory / f"update_{update:06d}.safetensors"
     packed = [{name: _compact(value) for name, value in group.items()} for group in groups]
-    with writing(path):
-        save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
+    save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
     return path
 
 
