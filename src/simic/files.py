@@ -185,10 +185,9 @@ def read_file(path: str | Path, *, max_bytes: int, follow_links: bool = False) -
     path = Path(path)
     descriptor = open_file(path.resolve() if follow_links else path, os.O_RDONLY)
     with open(descriptor, "rb") as file:
-        check_size(path, os.fstat(descriptor).st_size, max_bytes)
-        content = file.read(max_bytes + 1)  # it may have grown since
-    check_size(path, len(content), max_bytes)
-    return content
+        size = os.fstat(descriptor).st_size
+        check_size(path, size, max_bytes)
+        return file.read(size)  # Python takes memory for as much as is asked for
 
 
 def check_size(path: Path, size: int, max_bytes: int) -> None:

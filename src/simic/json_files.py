@@ -17,6 +17,8 @@ from typing import Any
 
 MAX_BYTES = 16 * 2**20
 """Settings, plans and manifests are far smaller."""
+MAX_VALUES = 2_000_000
+"""In one file, results of an evaluation included."""
 MAX_DEPTH = 64
 """Tables and lists within each other."""
 MAX_DIGITS = 40
@@ -37,9 +39,13 @@ def parse_json(content: str | bytes, source: str | Path, *, remedy: str = REMEDY
     """The value of a JSON text that was read from `source`."""
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        if text.count(",") > MAX_VALUES:  # an empty list takes three characters here and 64 bytes of memory
+            raise JsonError(f"{source} holds more than {MAX_VALUES:,} values; {remedy}")
         value = json.loads(text, object_pairs_hook=_table, parse_int=_integer)
     except UnicodeDecodeError as error:
         raise JsonError(f"{source} is not UTF-8 text (byte {error.start}); {remedy}") from None
+    except JsonError:
+        raise
     except RecursionError:
         raise JsonError(f"{source} nests values more than {MAX_DEPTH} deep; {remedy}") from None
     except ValueError as error:
@@ -65,13 +71,21 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES, remedy: str = REMEDY) -
 
 def check_values(value: Any, source: str | Path, *, remedy: str = REMEDY) -> Any:
     """The value itself, if every part of it is finite, printable and within MAX_DEPTH."""
-    pending = [(value, "", 1)]  # a stack of our own: recursion would be what deep values break
+    # A stack of our own, because recursion would be what deep values break; of iterators, because a list of all
+    # values that are left would take more memory than the values.
+    pending, names = [iter([("", value)])], [""]
     while pending:
-        item, place, depth = pending.pop()
-        fault = _fault(item, depth)
-        if fault:
-            raise JsonError(f"{source}: {_short(place[1:]) or 'the whole'} {fault}; {remedy}")
-        pending += ((part, f"{place}.{name}", depth + 1) for name, part in _parts(item))
+        name, item = next(pending[-1], (None, None))
+        if name is None:
+            pending.pop()
+            names.pop()
+            continue
+        names[-1] = name
+        if fault := _fault(item, len(pending)):
+            raise JsonError(f"{source}: {_short('.'.join(names[1:])) or 'the whole'} {fault}; {remedy}")
+        if isinstance(item, (dict, list)):
+            pending.append(_parts(item))
+            names.append("")
     return value
 
 

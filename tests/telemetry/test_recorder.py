@@ -372,3 +372,12 @@ def test_events_are_not_written_through_links(tmp_path, name):
             Recorder(tmp_path)
         (tmp_path / name).unlink()
     assert (tmp_path / "own.txt").read_text() == "the user's own, without a line's end"
+
+
+def test_a_file_that_is_one_long_line_is_left_as_it_is(tmp_path):
+    with open(tmp_path / "events.jsonl", "wb") as file:
+        file.write(b"{}\n")
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"events.jsonl has no line in its last 2,097,152 bytes"):
+        Recorder(tmp_path)
+    assert (tmp_path / "events.jsonl").stat().st_size == 2**40

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from simic.files import open_to_change, output_error, sync_path, writing
-from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, PROCESS_FILE, Event, Level, to_json
+from simic.files import FileSizeError, open_to_change, output_error, sync_path, writing
+from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, MAX_LINE_BYTES, PROCESS_FILE, Event, Level, to_json
 
 _CHUNK = 1 << 16
 
@@ -100,7 +100,7 @@ class _LineFile:
         self._pending: list[bytes] = []
         with writing(path):
             self._descriptor = open_to_change(path)
-            self.size = _whole_lines(self._descriptor)
+            self.size = _whole_lines(path, self._descriptor)
             os.ftruncate(self._descriptor, self.size)
             sync_path(path.parent)
 
@@ -153,10 +153,12 @@ def _write_at(descriptor: int, content: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _whole_lines(descriptor: int) -> int:
+def _whole_lines(path: Path, descriptor: int) -> int:
     """Bytes up to the end of the last whole line."""
-    end = os.fstat(descriptor).st_size
+    end = size = os.fstat(descriptor).st_size
     while end:
+        if size - end > MAX_LINE_BYTES:
+            raise FileSizeError(f"{path} has no line in its last {MAX_LINE_BYTES:,} bytes: it is damaged, put it back")
         start = max(end - _CHUNK, 0)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:

@@ -82,8 +82,10 @@ class RunDirectory:
     def create(self) -> RunDirectory:
         """Make the directories, or say why they cannot be made."""
         for path in (self.path, self.checkpoints, self.episodes):
-            with writing(path):
+            try:
                 path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise output_error(path, error) from error
         return self
 
     def check(self) -> None:
