@@ -31,6 +31,7 @@ from simic.lifecycle import Incubation, LifecycleConfig
 from simic.rewards.schemes import SchemeName
 from simic.tasks import DEFAULT_TASK, FamilyName, TaskName
 from simic.telemetry.events import Level
+from simic.terminal import printable
 
 USAGE_ERROR, DIVERGED, ENVIRONMENT_ERROR, INTERRUPTED = 2, 3, 4, 130
 RUNS = Path("runs")
@@ -341,7 +342,8 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"simic: {error}", file=sys.stderr)
+    said = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+    print(f"simic: {printable(said)}", file=sys.stderr)
     return code
 
 

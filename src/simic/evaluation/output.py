@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from simic.files import check_directory, write_file, writing
+from simic.terminal import printable
 from simic.training.progress import PatientConsole
 
 COLUMNS = ("controller", "task", "rng_seed", "metric", "score", "area", "parameters", "host_parameters", "flops")
@@ -74,16 +76,16 @@ class Teller:
     def done(self, label: str, task: str, part: Any, *, kept: bool) -> None:
         """A unit is done, or was `kept` from before."""
         self._done += 1
-        self._bar.update(self._task, completed=self._done, description=label)
+        self._bar.update(self._task, completed=self._done, description=escape(printable(label)))
         if self._bar.disable and not kept:
             scores = [episode["score"] for episode in part["episodes"]]
             figure = f"score {sum(scores) / len(scores):.2f}" if scores else part["note"]
             line = f"{self._done}/{self._total}  {label} on {task}: {figure}  ({part['seconds']:.1f} s)"
-            self.console.print(line, markup=False)
+            self.console.print(printable(line), markup=False)
 
     def say(self, text: str) -> None:
         """A line."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
 
 def write_results(results: dict[str, Any], timing: dict[str, Any], out: Path) -> None:
@@ -106,17 +108,17 @@ def print_tables(results: dict[str, Any], console: Console) -> None:
     means = _table("controller", *(heading for heading, _, _ in SHOWN.values()))
     for label in order:
         row = (format(factor * figures[label][name]["mean"], spec) for name, (_, factor, spec) in SHOWN.items())
-        means.add_row(label, *row)
+        means.add_row(escape(printable(label)), *row)
     console.print(means)
     kinds = {label: about["kind"] for label, about in results["controllers"].items()}
     learned = [label for label in order if kinds.get(label, label) == "learned"]  # a group is named after its kind
     if not learned or len(order) < 2:
         return
-    differences = _table("score, and its 95 % interval", *learned)
+    differences = _table("score, and its 95 % interval", *(escape(printable(label)) for label in learned))
     for other in order:
         own = [paired[label].get(other, {}).get("score") for label in learned]
         row = (f"{f['mean']:+.2f} ({f['low']:+.2f}, {f['high']:+.2f})" if f else "" for f in own)
-        differences.add_row(f"minus {other}", *row)
+        differences.add_row(f"minus {escape(printable(other))}", *row)
     console.print(differences)
 
 

@@ -26,11 +26,16 @@ from simic.evaluation.page import (
     write_page,
 )
 from simic.evaluation.statistics import score_table
+from simic.json_files import read_json
 
 FEW_HOSTS = 20
 """Below this the bootstrap has too little to draw from."""
 MAX_HOSTS = 4
 """Hosts whose growth is shown."""
+
+
+MAX_RESULTS_BYTES = 2**26
+"""Of results.json; an evaluation of 10,000 hosts stays below."""
 
 
 def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
@@ -46,9 +51,9 @@ def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
 def read_results(path: Path) -> dict[str, Any]:
     """What `simic evaluate` left in a file."""
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = read_json(path, max_bytes=MAX_RESULTS_BYTES, remedy="run simic evaluate again")
     except ValueError as error:
-        raise ValueError(f"{path} is not whole ({error}); run simic evaluate again") from None
+        raise ValueError(f"{path} is not whole ({error})") from None
     if not isinstance(results, dict) or results.get("format") != 1:
         raise ValueError(f"{path} is not of format 1, which this simic reads; run simic evaluate again")
     return results

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from simic.actions import STYLES, Action, Op
@@ -33,6 +34,7 @@ from simic.growth.sites import (
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng, undisturbed
 from simic.slots import Slots, check_actions, execute, tick
+from simic.terminal import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +163,9 @@ class GrowableModel(nn.Module):
         for row in self.growth():
             measured = "-" if np.isnan(row.contribution) else f"{row.contribution:+.4f}"
             table.add_row(
-                row.slot,
+                Text(printable(row.slot)),
                 str(row.stage),
-                row.blueprint or "-",
+                Text(printable(row.blueprint or "-")),
                 f"{row.alpha:.2f}",
                 f"{row.parameters:,}",
                 f"{measured} (if blended in)" if row.counterfactual else measured,

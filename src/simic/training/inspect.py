@@ -11,6 +11,7 @@ from rich.table import Table
 
 from simic.telemetry.events import RunFinished, RunStarted, Update
 from simic.telemetry.reader import read_events
+from simic.terminal import printable
 from simic.training.checkpoint import MANIFEST, best_checkpoint, list_checkpoints, read_manifest
 from simic.training.progress import PatientConsole
 from simic.training.run_directory import RunDirectory, list_runs
@@ -23,7 +24,9 @@ def list_runs_as_table(root: Path) -> int:
     table = Table("run", "task", "updates", "score", "status", "started", box=None)
     for run in list_runs(root):
         summary = summarize(run)
-        table.add_row(*(str(summary[key]) for key in ("run", "task", "updates", "score", "status", "started")))
+        table.add_row(
+            *(printable(summary[key], 80) for key in ("run", "task", "updates", "score", "status", "started"))
+        )
     PatientConsole(soft_wrap=True, markup=False).print(table)
     return 0
 
@@ -102,4 +105,4 @@ def _count(state: dict[str, Any]) -> int:
 
 def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
-        print(f"{key}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")
+        print(f"{key}: {json.dumps(value) if isinstance(value, (dict, list)) else printable(value)}")
