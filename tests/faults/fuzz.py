@@ -46,7 +46,8 @@ def make_case(seed: int, originals: Path, place: Path, outside: Path) -> Case:
     targets, commands = KINDS[kind]
     files = sorted(path for pattern in targets for path in place.glob(pattern))
     damage = []
-    for path in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 3)))):
+    chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 3))))
+    for path in sorted(chosen, reverse=True):  # what is in a directory before the directory
         name = rng.choice([name for name in DAMAGES if suits(name, path)])
         DAMAGES[name](rng, path, outside)
         damage.append(f"{path.relative_to(place)} {name}")
