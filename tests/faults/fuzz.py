@@ -249,7 +249,7 @@ def change_tree(rng: random.Random, path: Path, outside: Path) -> None:
     try:
         tree = load_bundle(path)
         for name, weights in tree.get("network", {}).items():
-            if rng.random() < 0.05:
+            if weights.dim() and rng.random() < 0.05:
                 odd = (weights.double(), weights[..., :1], weights * float("nan"), weights.long(), weights.flatten())
                 tree["network"][name] = rng.choice(odd)
         save_bundle(path, change(rng, tree) if rng.random() < 0.8 else tree)

@@ -172,6 +172,13 @@ def test_files_that_no_run_wrote_are_not_overwritten(run, name):
     assert (run.path / name).read_text() == "the only copy\nof it"
 
 
+def test_a_damaged_lock_of_a_run_is_written_anew(run):
+    run.create().config.write_text("{}")
+    run.lock_file.write_bytes(b"\0" * 50)
+    with run.lock():
+        assert str(os.getpid()) in run.lock_file.read_text()
+
+
 def test_a_hard_link_to_a_file_of_the_users_is_refused(run, users):
     run.path.mkdir(parents=True)
     os.link(users / "thesis.txt", run.lock_file)

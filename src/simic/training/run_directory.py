@@ -125,7 +125,7 @@ class RunDirectory:
     def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_size and _holder(descriptor) is None:
+            if not self.config.exists() and os.fstat(descriptor).st_size and _holder(descriptor) is None:
                 raise FileExistsError(f"{self.lock_file} is no lock of simic's: remove it, or choose another --out")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
