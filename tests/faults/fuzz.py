@@ -41,14 +41,14 @@ class Case:
 def make_case(seed: int, originals: Path, place: Path, outside: Path) -> Case:
     """Copy one of the originals to `place`, damage it, and choose who looks at it."""
     rng = random.Random(seed)
-    kind = rng.choices(list(KINDS), [4, 3, 2, 2, 2, 1])[0]
+    kind = rng.choices(list(KINDS), [4, 2, 3, 2, 2, 2, 1])[0]
     shutil.copytree(originals, place)
     targets, commands = KINDS[kind]
     files = sorted(path for pattern in targets for path in place.glob(pattern))
     damage = []
     chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 3))))
     for path in sorted(chosen, reverse=True):  # what is in a directory before the directory
-        name = rng.choice([name for name in DAMAGES if suits(name, path)])
+        name = rng.choice([name for name in DAMAGES if suits(name, path) and (kind != "links" or name in LINKS)])
         DAMAGES[name](rng, path, outside)
         damage.append(f"{path.relative_to(place)} {name}")
     arguments = rng.choice(commands)
@@ -70,6 +70,10 @@ KINDS: dict[str, tuple[list[str], list[list[str]]]] = {
             ["evaluate", "--controllers", "{place}/runs/a", "--out", "{new}", *EVALUATE],
             ["train", "--algorithm", "imitation", "--episodes", "{place}/runs/a", "--out", "{new}", *SMALL],
         ],
+    ),
+    "links": (
+        ["runs/a/lock", "runs/a/*.json*", "runs/a/controller.safetensors", "runs/a/checkpoints", "runs/a/episodes"],
+        [["train", "--resume", "{place}/runs/a", "--quiet"]],
     ),
     "controller": (
         ["runs/a/controller.safetensors"],
@@ -275,6 +279,9 @@ DAMAGES: dict[str, Callable[[random.Random, Path, Path], None]] = {
     "lines": change_line,
     "tree": change_tree,
 }
+
+
+LINKS = ("a link", "a hard link", "a pipe")
 
 
 # What runs in the other process.
