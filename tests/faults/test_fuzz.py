@@ -55,10 +55,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def make_outside(place: Path) -> Path:
     """Files of the user's that no command may touch."""
-    place = tmp_path / "outside"
     (place / "directory").mkdir(parents=True)
     (place / "thesis.txt").write_text("the only copy\nwithout a last line's end")
     (place / "directory" / "notes.json").write_text("{}")
@@ -103,12 +101,15 @@ def seeds_of(batch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("batch", range(NUM_CASES // BATCH))
-def test_every_command_answers_damage_in_one_line(batch, originals, outside, tmp_path):
-    before, faults = fingerprint(outside), []
+def test_every_command_answers_damage_in_one_line(batch, originals, tmp_path):
+    faults = []
     for seed in seeds_of(batch):
+        outside = make_outside(tmp_path / "outside")
+        before = fingerprint(outside)
         case = make_case(seed, originals, tmp_path / "case", outside)
         fault = fault_of(case, tmp_path / "log", outside, before)
         if fault:
             faults.append(f"{case}\n    {fault}")
-        shutil.rmtree(tmp_path / "case", ignore_errors=True)
+        for place in ("case", "outside"):
+            shutil.rmtree(tmp_path / place, ignore_errors=True)
     assert not faults, f"{len(faults)} of {BATCH}:\n" + "\n".join(faults)

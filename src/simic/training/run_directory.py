@@ -105,8 +105,8 @@ class RunDirectory:
             for path in (self.events, self.process, self.controller):
                 if path.exists() and path.stat().st_size:
                     raise FileExistsError(
-                        f"{path} is there, but no {self.config.name}: it would be overwritten; put the run's "
-                        f"{self.config.name} back, or choose another --out"
+                        f"{self.config} is missing, but there is {path.name}, which would be overwritten: "
+                        f"put {self.config.name} back, or choose another --out"
                     )
 
     @contextmanager
