@@ -5,6 +5,7 @@ import pickle
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
-from simic.bundle import BundleError, load_bundle, save_bundle
+from simic.bundle import BundleError, _digest, load_bundle, save_bundle
 
 TORCH_DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -312,3 +313,61 @@ def test_saving_again_replaces_the_file(path, content):
 def test_a_path_may_be_a_string(path):
     save_bundle(str(path), [1])
     assert load_bundle(str(path)) == [1]
+
+
+# Files from somebody else.
+
+
+def rewritten(path: Path, document: str) -> None:
+    """A bundle with another tree, and the checksum that fits it."""
+    tree = {"format": "simic-bundle", "version": "1", "tree": document, "sha256": _digest(document, {})}
+    path.write_bytes(save({}, tree))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *("[" * 100_000, "[" * 500 + "]" * 500, "{", "", '{"$tensor": "7"}', '{"$tensor": []}', '{"$float": "x"}'),
+        *('{"$items": [[{}, 1]]}', '{"$items": 3}', '{"$tuple": 3}', "[NaN]", "1" * 5000, '{"a": 1, "a": 2}'),
+        "[" + "0," * 3_000_000 + "0]",
+    ],
+    ids=lambda document: document[:20],
+)
+def test_odd_trees_are_refused_in_one_line(tmp_path, document):
+    rewritten(tmp_path / "odd", document)
+    with pytest.raises(BundleError, match=r"odd holds no state of simic's") as refused:
+        load_bundle(tmp_path / "odd")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_header_larger_than_any_is_refused_unread(tmp_path):
+    with open(tmp_path / "odd", "wb") as file:
+        file.write((90 * 2**20).to_bytes(8, "little") + b"{")
+        file.truncate(2**30)
+    with pytest.raises(BundleError, match="its header has 94,371,840 bytes"):
+        load_bundle(tmp_path / "odd")
+
+
+def test_a_bundle_larger_than_the_caller_allows_is_refused(tmp_path):
+    save_bundle(tmp_path / "file", {"weights": torch.zeros(1000)})
+    assert load_bundle(tmp_path / "file", max_bytes=10_000)
+    with pytest.raises(BundleError, match="1,000 are allowed"):
+        load_bundle(tmp_path / "file", max_bytes=1000)
+
+
+def test_what_could_not_be_read_back_is_not_written(tmp_path):
+    deep: Any = []
+    for _ in range(100):
+        deep = [deep]
+    for tree in (deep, 10**50):
+        with pytest.raises(ValueError, match="save less"):
+            save_bundle(tmp_path / "file", tree)
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_link_in_the_place_of_a_bundle_is_replaced(tmp_path):
+    (tmp_path / "target").write_text("the user's own")
+    (tmp_path / "file").symlink_to(tmp_path / "target")
+    save_bundle(tmp_path / "file", {"a": 1})
+    assert (tmp_path / "target").read_text() == "the user's own"
+    assert load_bundle(tmp_path / "file") == {"a": 1}

@@ -124,10 +124,10 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "list": (lambda path: save_bundle(path, [1]), "its format is 'list'"),
     "text": (lambda path: path.write_text("hello"), "is not a readable safetensors file"),
     "empty": (lambda path: path.write_bytes(b""), "is not a readable safetensors file"),
-    "deep": (lambda path: write_tree(path, "[" * 10**5 + "]" * 10**5), "holds no state (RecursionError)"),
+    "deep": (lambda path: write_tree(path, "[" * 10**5 + "]" * 10**5), "nests values more than 64 deep"),
     "no JSON": (lambda path: write_tree(path, "{"), "holds no state"),
-    "no such tensor": (lambda path: write_tree(path, '{"$tensor": "7"}'), "holds no state (KeyError)"),
-    "odd tree": (lambda path: write_tree(path, '{"$tuple": 7}'), "holds no state (TypeError)"),
+    "no such tensor": (lambda path: write_tree(path, '{"$tensor": "7"}'), "holds no state of simic's (KeyError"),
+    "odd tree": (lambda path: write_tree(path, '{"$tuple": 7}'), "holds no state of simic's (TypeError"),
 }
 COMMANDS = {
     "evaluate": "evaluate --controllers {} --tasks spirals-mlp --rng-seeds 2 --horizon 1 --workers 0 --out {}/out",

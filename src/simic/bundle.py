@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from simic.files import write_file
+from simic.json_files import check_values, parse_json
+
 FORMAT = "simic-bundle"
 VERSION = 1
+MAX_HEADER_BYTES = 2**25
+"""Of names, shapes and everything that is no tensor; 100,000 tensors take a third of it."""
 
 
 class BundleError(ValueError):
@@ -27,24 +31,15 @@ class BundleError(ValueError):
 
 
 def save_bundle(path: str | Path, tree: Any) -> None:
-    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one."""
-    path = Path(path)
+    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one.
+
+    A symbolic link at `path` is replaced by the file; what it points to stays as it is.
+    """
     document, tensors = pack_tree(tree)
     metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(_in_order(save(tensors, metadata)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    content = _in_order(save(tensors, metadata))
+    _check_header(Path(path), content[:8])
+    write_file(path, content)
 
 
 def _in_order(content: bytes) -> bytes:
@@ -57,11 +52,26 @@ def _in_order(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[end:]
 
 
-def load_bundle(path: str | Path) -> Any:
-    """Read what `save_bundle` wrote; a damaged or foreign file raises BundleError."""
+def _check_header(path: Path, start: bytes) -> None:
+    """Raise if the header, whose size the first 8 bytes of a file tell, would take too much memory to read."""
+    size = int.from_bytes(start, "little")
+    if size > MAX_HEADER_BYTES:
+        raise BundleError(
+            f"{path} is not a readable safetensors file: its header has {size:,} bytes, {MAX_HEADER_BYTES:,} may be"
+        )
+
+
+def load_bundle(path: str | Path, *, max_bytes: int | None = None) -> Any:
+    """Read what `save_bundle` wrote; a damaged or foreign file, or one beyond `max_bytes`, raises BundleError."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    if max_bytes is not None and path.stat().st_size > max_bytes:
+        raise BundleError(
+            f"{path} has {path.stat().st_size:,} bytes, {max_bytes:,} are allowed: it holds something else"
+        )
+    with open(path, "rb") as file:
+        _check_header(path, file.read(8))
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -76,19 +86,21 @@ def load_bundle(path: str | Path) -> Any:
         raise BundleError(f"{path} is damaged: its content does not match its checksum; use another checkpoint")
     try:
         return unpack_tree(metadata["tree"], tensors)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:  # a checksum that fits, and no tree of ours
-        raise BundleError(f"{path} holds no state ({type(error).__name__}); use another file") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise BundleError(f"{path} holds no state of simic's ({what}); use another file") from None
 
 
 def pack_tree(tree: Any) -> tuple[str, dict[str, Tensor]]:
     """The tree as JSON text, and copies on the CPU of the tensors that the text names."""
     tensors: dict[str, Tensor] = {}
-    return json.dumps(_pack(tree, "", tensors, {}), allow_nan=False), tensors
+    packed = check_values(_pack(tree, "", tensors, {}), "the tree", remedy="save less")
+    return json.dumps(packed, allow_nan=False), tensors
 
 
 def unpack_tree(document: str, tensors: dict[str, Tensor]) -> Any:
     """The tree that `pack_tree` took apart; it holds these very tensors."""
-    return _unpack(json.loads(document), tensors)
+    return _unpack(parse_json(document, "the tree"), tensors)
 
 
 def _digest(document: str, tensors: dict[str, Tensor]) -> str:

@@ -54,6 +54,7 @@ from simic.preflight import (
     refuse_ignored,
 )
 from simic.tasks import DEFAULT_TASK, TaskName
+from simic.terminal import printable
 from simic.training.run_directory import RunDirectory, new_directory
 from simic.used_settings import reads, used_settings
 
@@ -409,7 +410,8 @@ def _parse(args: list[str]) -> Any:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"simic: {error}", file=sys.stderr)
+    said = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
+    print(f"simic: {printable(said)}", file=sys.stderr)
     return code
 
 

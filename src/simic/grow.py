@@ -11,16 +11,19 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from simic.control.baselines import Controller
 from simic.control.named import make_controller
 from simic.control.scheduler import Decision, GrowthScheduler
+from simic.files import write_file
 from simic.growth.export import export_plain, heard_live_seeds, in_words
 from simic.growth.model import GrowableModel, SlotReport
 from simic.lifecycle import Incubation, LifecycleConfig
 from simic.tasks.task import Task, evaluate, make_task
+from simic.terminal import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,7 @@ def print_growing(
         grown = run(controller, "growing host", (lambda decision: None) if quiet else _printer(console))
     grown.model.print_growth(console)
     before, after = _parameters(alone.plain), _parameters(grown.plain)
-    console.print(f"test accuracy of {task.name} after {host_epochs} host epochs:")
+    console.print(f"test accuracy of {escape(printable(task.name))} after {host_epochs} host epochs:")
     console.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {before:,} parameters")
     console.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {after:,} parameters")
     if grown.left_out:
@@ -137,8 +140,8 @@ def print_growing(
         batch = {0: torch.export.Dim.DYNAMIC}
         written = io.BytesIO()  # torch aborts the process when a disk is full
         torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), written)
-        out.write_bytes(written.getvalue())
-        console.print(f"the grown network is in {out}")
+        write_file(out, written.getvalue())
+        console.print(f"the grown network is in {out}", markup=False)
 
 
 def load_task(name: str, data_dir: Path | None = None) -> Task:
@@ -173,9 +176,10 @@ def _printer(console: Console) -> Callable[[Decision], None]:
                 "" if change.contribution != change.contribution else f"  contribution {change.contribution:+.4f}"
             )
             console.print(
-                f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {change.slot}: "
-                f"{change.blueprint} {change.old} -> {change.new}{measured}",
+                f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {printable(change.slot)}: "
+                f"{printable(change.blueprint)} {change.old} -> {change.new}{measured}",
                 highlight=False,
+                markup=False,
             )
 
     return tell

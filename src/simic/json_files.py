@@ -17,6 +17,8 @@ from typing import Any
 
 MAX_BYTES = 16 * 2**20
 """Settings, plans and manifests are far smaller."""
+MAX_VALUES = 2_000_000
+"""In one file, unless its reader expects more."""
 MAX_DEPTH = 64
 """Tables and lists within each other."""
 MAX_DIGITS = 40
@@ -28,18 +30,23 @@ class JsonError(ValueError):
     """A file or text that is not JSON as we read it."""
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_BYTES, remedy: str = REMEDY) -> Any:
+def read_json(path: Path, *, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES, remedy: str = REMEDY) -> Any:
     """The value in a JSON file; what is damaged, odd or too large raises JsonError with the file, place and remedy."""
-    return parse_json(read_text(path, max_bytes=max_bytes, remedy=remedy), path, remedy=remedy)
+    text = read_text(path, max_bytes=max_bytes, remedy=remedy)
+    return parse_json(text, path, max_values=max_values, remedy=remedy)
 
 
-def parse_json(content: str | bytes, source: str | Path, *, remedy: str = REMEDY) -> Any:
+def parse_json(content: str | bytes, source: str | Path, *, max_values: int = MAX_VALUES, remedy: str = REMEDY) -> Any:
     """The value of a JSON text that was read from `source`."""
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        if text.count(",") > max_values:  # an empty list takes three characters here and 64 bytes of memory
+            raise JsonError(f"{source} holds more than {max_values:,} values; {remedy}")
         value = json.loads(text, object_pairs_hook=_table, parse_int=_integer)
     except UnicodeDecodeError as error:
         raise JsonError(f"{source} is not UTF-8 text (byte {error.start}); {remedy}") from None
+    except JsonError:
+        raise
     except RecursionError:
         raise JsonError(f"{source} nests values more than {MAX_DEPTH} deep; {remedy}") from None
     except ValueError as error:
@@ -50,13 +57,13 @@ def parse_json(content: str | bytes, source: str | Path, *, remedy: str = REMEDY
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES, remedy: str = REMEDY) -> str:
     """The UTF-8 text of a regular file of bounded size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without O_NONBLOCK opening a named pipe waits for ever
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise JsonError(f"{path} is not a regular file; {remedy}")
     with open(descriptor, "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise JsonError(f"{path} is larger than {max_bytes:,} bytes; {remedy}")
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise JsonError(f"{path} is not a regular file; {remedy}")
+        # By its size first: what is too large is not even read.
+        if found.st_size > max_bytes or len(content := file.read(max_bytes + 1)) > max_bytes:
+            raise JsonError(f"{path} is larger than {max_bytes:,} bytes; {remedy}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -65,13 +72,21 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES, remedy: str = REMEDY) -
 
 def check_values(value: Any, source: str | Path, *, remedy: str = REMEDY) -> Any:
     """The value itself, if every part of it is finite, printable and within MAX_DEPTH."""
-    pending = [(value, "", 1)]  # a stack of our own: recursion would be what deep values break
+    # A stack of our own, because recursion would be what deep values break; of iterators, because a list of all
+    # values that are left would take more memory than the values.
+    pending, names = [iter([("", value)])], [""]
     while pending:
-        item, place, depth = pending.pop()
-        fault = _fault(item, depth)
-        if fault:
-            raise JsonError(f"{source}: {_short(place[1:]) or 'the whole'} {fault}; {remedy}")
-        pending += ((part, f"{place}.{name}", depth + 1) for name, part in _parts(item))
+        name, item = next(pending[-1], (None, None))
+        if name is None:
+            pending.pop()
+            names.pop()
+            continue
+        names[-1] = name
+        if fault := _fault(item, len(pending)):
+            raise JsonError(f"{source}: {_short('.'.join(names[1:])) or 'the whole'} {fault}; {remedy}")
+        if isinstance(item, (dict, list)):
+            pending.append(_parts(item))
+            names.append("")
     return value
 
 

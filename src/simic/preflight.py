@@ -14,8 +14,8 @@ from typing import Any
 from simic import pretrained
 from simic.config import RunConfig, nearest
 from simic.control import CONTROLLER_NAMES
+from simic.files import check_regular, output_error
 from simic.tasks.files import check_data
-from simic.telemetry.recorder import output_error
 from simic.used_settings import find_episode_files, plays, trains_hosts
 
 
@@ -52,6 +52,8 @@ def check_output_file(path: Path) -> None:
         raise FileNotFoundError(f"--out: the directory {path.parent} does not exist; create it first")
     if path.is_dir():
         raise IsADirectoryError(f"--out: {path} is a directory; name a file")
+    if not path.is_symlink():  # which is replaced
+        check_regular(path)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise output_error(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
 

@@ -305,6 +305,7 @@ def test_the_pretrained_controller_is_found_everywhere(tiny_task, grower, monkey
     scheduler = GrowthScheduler(
         model, torch.optim.AdamW(model.parameters()), "pretrained", evaluate=lambda: {"val_loss": 1.0}
     )
+    scheduler.optimizer.step()
     assert scheduler.step().action.op == "germinate"
     main(["grow", "--controller", "pretrained", "--task", "digits-mlp", "--host-epochs", "1", "--quiet"])
     results = compare("pretrained", f"p={grower}", rng_seeds=[0, 1])

@@ -337,7 +337,7 @@ def test_run_report(tmp_path):
     assert len(charts) == 8  # five curves, operations, seeds in both halves
     for part in (
         *("4 updates are on record of 9; ppo on mlp", "still running, or was killed", "33% kept", "wait 75%"),
-        *("kl_spike: 1", HOSTILE, "rollback: diverged", "loss inf", "worker fault", "overclaiming"),
+        *("kl_spike: 1", HOSTILE, "rollback: diverged", "loss nan", "worker fault", "overclaiming"),
         *("75.0%", "--out", '"task": "mlp"'),
     ):
         assert part in seen.text, part

@@ -39,7 +39,13 @@ PATIENCE = 120.0
 """Seconds after which a process that should end by itself counts as hanging."""
 
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["pytest", "simic.cli", "simic.training.start", "sklearn.datasets", "torch._dynamo"])
+_FORK.set_forkserver_preload(
+    [
+        *("pytest", "simic.cli", "simic.training.start", "sklearn.datasets", "torch._dynamo"),
+        *("simic.evaluation", "simic.evaluation.run_report", "simic.grow", "simic.training.inspect"),
+        "matplotlib.backends.backend_svg",
+    ]
+)
 
 
 class Strike(NamedTuple):

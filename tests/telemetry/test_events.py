@@ -70,12 +70,22 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (a != a and b != b)
 
 
+def as_read(value: Any) -> Any:
+    """What is left of a value: numbers that are not finite are one kind of missing."""
+    if isinstance(value, dict):
+        return {key: as_read(item) for key, item in value.items()}
+    return math.nan if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @given(ANY_EVENT)
 def test_any_event_survives(event):
     line = to_json(event)
     back = from_json(line)
     assert type(back) is type(event)
-    assert same(vars(back), vars(event))
+    expected = as_read(vars(event))
+    if isinstance(event, CheckpointSaved) and same(expected["metric"], math.nan):
+        expected["metric"] = None
+    assert same(vars(back), expected)
     assert to_json(back) == line
     assert "\n" not in line
     assert list(json.loads(line)) == sorted(json.loads(line))
@@ -86,11 +96,11 @@ def test_any_event_survives(event):
     [
         (
             Update(update=3, metrics={"kl": 0.5, "entropy": math.nan}),
-            '{"kind":"update","metrics":{"entropy":"nan","kl":0.5},"update":3}',
+            '{"kind":"update","metrics":{"entropy":null,"kl":0.5},"update":3}',
         ),
         (
             Anomaly(update=0, name="ratio", value=math.inf, threshold=5.0, where="slot"),
-            '{"kind":"anomaly","name":"ratio","threshold":5.0,"update":0,"value":"inf","where":"slot"}',
+            '{"kind":"anomaly","name":"ratio","threshold":5.0,"update":0,"value":null,"where":"slot"}',
         ),
         (
             CheckpointSaved(update=2, path="update_000002", metric=None, seconds=0.25, time=1.5),
@@ -100,7 +110,33 @@ def test_any_event_survives(event):
 )
 def test_lines_are_as_written_here(event, line):
     assert to_json(event) == line
-    assert same(vars(from_json(line)), vars(event))
+    assert same(vars(from_json(line)), as_read(vars(event)))
+
+
+def columns_of(value: Any, hint: Any) -> list[Any]:
+    """The numbers that a table of events would have in a column of floats."""
+    if hint == dict[str, float]:
+        return list(value.values())
+    return [value] if hint in (float, float | None) else []
+
+
+@given(ANY_EVENT)
+def test_every_line_is_strict_json_with_numbers_where_numbers_belong(event):
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    record, hints = json.loads(to_json(event), parse_constant=refuse), get_type_hints(type(event))
+    for field in dataclasses.fields(event):
+        for number in columns_of(record[field.name], hints[field.name]):
+            assert number is None or type(number) is float
+
+
+def test_files_of_older_versions_have_texts_in_the_place_of_numbers():
+    line = '{"kind":"anomaly","name":"ratio","threshold":"inf","update":0,"value":"nan"}'
+    back = from_json(line)
+    assert isinstance(back, Anomaly)
+    assert back.threshold == math.inf
+    assert math.isnan(back.value)
 
 
 def test_kinds_are_names_of_the_format():
@@ -125,7 +161,8 @@ def test_numpy_numbers_and_stages_are_taken():
     )
     back = from_json(to_json(event))
     assert isinstance(back, LifecycleChange)
-    assert (back.update, back.old_stage, back.readiness) == (1, "training", {"age": 3.0, "norm": -math.inf})
+    assert (back.update, back.old_stage) == (1, "training")
+    assert same(back.readiness, {"age": 3.0, "norm": math.nan})
 
 
 def test_a_config_may_hold_what_json_has_not():
@@ -141,7 +178,7 @@ def test_a_config_may_hold_what_json_has_not():
     )
     back = from_json(to_json(event))
     assert isinstance(back, RunStarted)
-    assert back.config == {"out": "runs/a", "sizes": [1, 2], "limit": "inf", "rate": 0.5}
+    assert back.config == {"out": "runs/a", "sizes": [1, 2], "limit": None, "rate": 0.5}
 
 
 def test_an_integer_field_takes_no_fraction():
@@ -175,6 +212,8 @@ def test_a_field_that_an_older_simic_did_not_write_has_its_default():
         *('{"kind":"update","update":3}', '{"kind":"update","metrics":{},"update":"x"}', '{"metrics":{}}', "[1]", "7"),
         *("", "null", "{", '{"kind":7}', '{"kind":["update"]}', "\x00\x00", "[" * 100_000),
         '{"kind":"update","metrics":[],"update":3}',
+        '{"kind":"update","metrics":{"kl":1' + "0" * 400 + '},"update":3}',
+        '{"kind":"dream","of":' + "[" * 200 + "]" * 200 + "}",
     ],
     ids=lambda line: line[:30],
 )

@@ -1,12 +1,15 @@
 """Reading events: whole lines of both files, afterwards and live."""
 
+import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from simic.files import FileKindError
 from simic.telemetry.events import (
     EVENTS_FILE,
     PROCESS_FILE,
@@ -138,3 +141,25 @@ def test_telemetry_loads_neither_torch_nor_numpy():
         "assert not {'torch', 'numpy', 'safetensors'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Files from somebody else.
+
+
+def test_a_line_without_end_is_refused_before_it_is_read(tmp_path):
+    with open(tmp_path / "events.jsonl", "wb") as file:
+        file.write(to_json(Update(update=0, metrics={})).encode() + b"\n")
+        file.truncate(2**40)
+    tracemalloc.start()
+    with pytest.raises(EventError, match=r"events.jsonl, byte 42: a line has more than 2,097,152 bytes"):
+        list(read_events(tmp_path))
+    assert tracemalloc.get_traced_memory()[1] < 16e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", ["events.jsonl", "process.jsonl"])
+def test_only_regular_files_are_read(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(FileKindError, match=f"{name} is "):
+        list(read_events(tmp_path))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simic.files import FileKindError, OutputError
 from simic.telemetry import recorder as recorder_module
 from simic.telemetry.events import (
     EVENTS_FILE,
@@ -29,7 +30,7 @@ from simic.telemetry.events import (
     Update,
     to_json,
 )
-from simic.telemetry.recorder import OutputError, Recorder
+from simic.telemetry.recorder import Recorder
 
 
 def update(number: int) -> Update:
@@ -337,7 +338,8 @@ def test_a_missing_directory_is_named(tmp_path):
 FULL_TMPFS = """
 import sys
 from simic.telemetry.events import Update
-from simic.telemetry.recorder import OutputError, Recorder
+from simic.files import OutputError
+from simic.telemetry.recorder import Recorder
 recorder = Recorder(sys.argv[1])
 try:
     for number in range(10_000):
@@ -359,3 +361,23 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip("this sandbox does not mount")
     assert ran.returncode == 0, ran.stderr
     assert "No space left on device; free some space, then resume" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "process.jsonl"])
+def test_events_are_not_written_through_links(tmp_path, name):
+    (tmp_path / "own.txt").write_text("the user's own, without a line's end")
+    for make in (Path.symlink_to, Path.hardlink_to):
+        make(tmp_path / name, tmp_path / "own.txt")
+        with pytest.raises(FileKindError, match="link"):
+            Recorder(tmp_path)
+        (tmp_path / name).unlink()
+    assert (tmp_path / "own.txt").read_text() == "the user's own, without a line's end"
+
+
+def test_a_file_that_is_one_long_line_is_left_as_it_is(tmp_path):
+    with open(tmp_path / "events.jsonl", "wb") as file:
+        file.write(b"{}\n")
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"events.jsonl has no line in its last 2,097,152 bytes"):
+        Recorder(tmp_path)
+    assert (tmp_path / "events.jsonl").stat().st_size == 2**40

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from simic.telemetry.recorder import OutputError
+from simic.files import OutputError
 from simic.training import checkpoint as checkpoints
 from simic.training.checkpoint import (
     CRASH_POINTS,
@@ -290,7 +291,7 @@ def test_a_missing_file_is_named(path, name):
 def test_a_pipe_in_place_of_a_file_does_not_hang(path, name):
     (path / name).unlink()
     os.mkfifo(path / name)
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+    with pytest.raises(CheckpointError, match=f"{name} is (a pipe|damaged)"):
         load_checkpoint(path)
 
 
@@ -406,7 +407,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(path):
     shutil.move(path / "state.json", path.parent / "state.json")
     record["files"]["../state.json"] = record["files"].pop("state.json")
     (path / "manifest.json").write_bytes(checkpoints._seal(record))
-    with pytest.raises(CheckpointError, match="is missing"):
+    with pytest.raises(CheckpointError, match="names other files"):
         load_checkpoint(path)
 
 
@@ -508,7 +509,7 @@ def test_a_rename_that_fails_brings_the_old_one_back(tmp_path, monkeypatch):
 
 FULL_TMPFS = """
 import sys, torch
-from simic.telemetry.recorder import OutputError
+from simic.files import OutputError
 from simic.training.checkpoint import find_checkpoint, save_checkpoint
 root, update = sys.argv[1], 0
 try:
@@ -701,3 +702,66 @@ def test_looking_at_checkpoints_does_not_load_torch(path):
     )
     subprocess.run([sys.executable, "-c", code, str(path), str(path.parent)], check=True)
     assert read_manifest(path).about["gamma"] == 0.99
+
+
+# Files from somebody else.
+
+
+def traced_peak(call: Callable[[], object]) -> float:
+    """Bytes that a call needed at most."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_larger_than_any_checkpoint_are_refused_unread(path, name):
+    os.truncate(path / name, 2**40)
+
+    def load() -> None:
+        with pytest.raises(CheckpointError, match=rf"{name} (is damaged: it )?has 1,?099,?511,?627,?776 bytes"):
+            load_checkpoint(path)
+
+    assert traced_peak(load) < 4e6
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+def test_a_manifest_cannot_promise_more_than_is_allowed(path, name):
+    os.truncate(path / name, 2**40)
+    record = json.loads((path / "manifest.json").read_bytes())
+    record["files"][name]["size"] = 2**40
+    (path / "manifest.json").write_bytes(checkpoints._seal(record))
+
+    def load() -> None:
+        with pytest.raises(CheckpointError, match="1,099,511,627,776 bytes or more"):
+            load_checkpoint(path)
+
+    assert traced_peak(load) < 4e6
+
+
+def test_a_manifest_of_many_values_costs_little(path):
+    (path / "manifest.json").write_bytes(b"[" + b"[]," * (2**22 // 3 - 2) + b"[]]")
+
+    def load() -> None:
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_checkpoint(path)
+
+    assert traced_peak(load) < 200e6
+
+
+def test_files_of_a_checkpoint_are_not_read_through_links(path):
+    content = (path / "state.json").read_bytes()
+    (path / "state.json").rename(path.parent / "elsewhere.json")
+    (path / "state.json").symlink_to(path.parent / "elsewhere.json")
+    with pytest.raises(CheckpointError, match=r"damaged|symbolic link"):
+        load_checkpoint(path)
+    assert (path.parent / "elsewhere.json").read_bytes() == content
+
+
+def test_a_checkpoint_that_is_a_link_is_none(path):
+    path.rename(path.parent / "elsewhere")
+    path.symlink_to(path.parent / "elsewhere")
+    assert list_checkpoints(path.parent) == []

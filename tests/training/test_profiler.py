@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny
 
-from simic.telemetry.recorder import OutputError
+from simic.files import OutputError
 from simic.training.build import build_run
 from simic.training.loop import train
 from simic.training.profiler import profiled

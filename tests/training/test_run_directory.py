@@ -1,6 +1,7 @@
 """The run directory: where files live, and one writer at a time."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiny import play_run
 
-from simic.telemetry.recorder import OutputError
-from simic.training.run_directory import RunDirectory, RunLockedError, list_runs, new_directory
+from simic.files import FileKindError, OutputError
+from simic.training.run_directory import DIRECTORIES, RunDirectory, RunLockedError, list_runs, new_directory
 
 HOLDER = """
 import subprocess, sys
@@ -162,3 +164,97 @@ def test_runs_are_listed_by_name(tmp_path):
     assert [run.path.name for run in list_runs(tmp_path)] == ["a", "b", "c"]
     assert list_runs(tmp_path / "nowhere") == []
     assert list_runs(str(tmp_path)) == list_runs(Path(tmp_path))
+
+
+# Directories from somebody else.
+
+FILES = ("lock", "events.jsonl", "process.jsonl", "config.json", "controller.safetensors", "mirrors.json")
+INNER = (
+    "checkpoints/update_000001/state.json",
+    "checkpoints/update_000001",
+    "episodes/update_000000.safetensors",
+    "comparison/results.json",
+    "comparison/parts",
+)
+
+
+@pytest.fixture
+def users(tmp_path) -> Path:
+    """Files of the user's that a link may lead to."""
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "thesis.txt").write_text("the only copy\nof it")
+    return tmp_path / "users"
+
+
+@pytest.mark.parametrize("target", ["thesis.txt", "nowhere", ".", "/dev/null"])
+@pytest.mark.parametrize("name", [*FILES, *DIRECTORIES, *INNER])
+def test_a_link_in_a_run_is_refused_before_anything_is_written(run, users, name, target):
+    path = run.path / name
+    path.parent.mkdir(parents=True)
+    path.symlink_to(users / target)
+    before = sorted(str(path) for path in run.path.rglob("*"))
+    with pytest.raises(FileKindError, match=rf"^{re.escape(str(path))} is a symbolic link, where simic"), run.lock():
+        pass
+    assert sorted(str(path) for path in run.path.rglob("*")) == before
+    assert (users / "thesis.txt").read_text() == "the only copy\nof it"
+    assert sorted(os.listdir(users)) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", FILES)
+def test_pipes_and_directories_in_the_place_of_files_are_refused(run, name, make):
+    run.path.mkdir(parents=True)
+    make(run.path / name)
+    with pytest.raises(FileKindError, match="where simic needs a regular file"), run.lock():
+        pass
+
+
+def test_a_link_to_a_directory_may_be_the_place_of_a_run(tmp_path, users):
+    (tmp_path / "link").symlink_to(users)
+    with RunDirectory(tmp_path / "link").lock():
+        assert (users / "lock").is_file()
+    with RunDirectory(tmp_path / "link").lock():
+        pass
+
+
+def test_links_that_wandb_makes_are_its_own_concern(run):
+    (run.path / "wandb").mkdir(parents=True)
+    (run.path / "wandb" / "latest-run").symlink_to("run-1")
+    with run.lock():
+        pass
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "process.jsonl", "controller.safetensors", "lock"])
+def test_files_that_no_run_wrote_are_not_overwritten(run, name):
+    run.path.mkdir(parents=True)
+    (run.path / name).write_text("the only copy\nof it")
+    with pytest.raises(FileExistsError, match=rf"{name}.*choose another --out"), run.lock():
+        pass
+    assert (run.path / name).read_text() == "the only copy\nof it"
+
+
+def test_a_damaged_lock_of_a_run_is_written_anew(run):
+    run.create().config.write_text("{}")
+    run.lock_file.write_bytes(b"\0" * 50)
+    with run.lock():
+        assert str(os.getpid()) in run.lock_file.read_text()
+
+
+def test_a_hard_link_to_a_file_of_the_users_is_refused(run, users):
+    run.path.mkdir(parents=True)
+    os.link(users / "thesis.txt", run.lock_file)
+    with pytest.raises(FileKindError, match="is a hard link"), run.lock():
+        pass
+    assert (users / "thesis.txt").read_text() == "the only copy\nof it"
+
+
+def test_a_users_own_temporary_files_stay_and_ours_are_swept(tmp_path, tiny_task):
+    own, ours = tmp_path / "run" / ".notes.tmp", tmp_path / "run" / ".simic-0123456789abcdef.tmp"
+    own.parent.mkdir()
+    for path in (own, ours, own.with_name("config.new")):
+        path.write_text("draft")
+    code, _ = play_run(tmp_path / "run", updates=1)
+    assert code == 0
+    assert own.read_text() == "draft"
+    assert own.with_name("config.new").read_text() == "draft"
+    assert not ours.exists()

@@ -31,6 +31,9 @@ from simic.policy.saved import (
     shown,
 )
 
+MAX_BYTES = 2**28
+"""Of a controller's file; the one that ships has 1.3 million."""
+
 
 def make_network(config: PolicyConfig | None = None) -> FactoredRecurrentActorCritic:
     """An untrained network for the observations of `control.observation`."""
@@ -118,7 +121,7 @@ class SavedController(NamedTuple):
 
 def load_controller(path: str | Path) -> SavedController:
     """The controller in a file that `PPOAgent.save` or `save_controller` wrote; anything else is refused."""
-    state = load_bundle(path)
+    state = load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 
 
@@ -138,7 +141,7 @@ def holds_controller(path: str | Path) -> bool:
     """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
     if not Path(path).is_file():
         return False
-    saved = load_bundle(path)
+    saved = load_bundle(path, max_bytes=MAX_BYTES)
     return isinstance(saved, dict) and (saved.get("format") == FORMAT or "network" in saved)
 
 

@@ -18,6 +18,7 @@ from simic import pretrained
 from simic.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
+from simic.files import write_file
 from simic.json_files import read_json
 from simic.lifecycle import LifecycleConfig
 
@@ -66,7 +67,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        write_file(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
 
 def load_plan(path: Path | None = None) -> Plan:

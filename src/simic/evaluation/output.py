@@ -6,20 +6,21 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from simic.evaluation.groups import Groups
+from simic.files import check_directory, write_file, writing
 from simic.json_files import read_json
-from simic.telemetry.recorder import writing
+from simic.terminal import printable
 from simic.training.progress import PatientConsole
 
 FORMAT = 2
@@ -48,6 +49,7 @@ class Parts:
     def __init__(self, directory: Path | None) -> None:
         self._directory, self._parts = directory, dict[str, Any]()
         if directory is not None:
+            check_directory(directory)
             with writing(directory):
                 directory.mkdir(parents=True, exist_ok=True)
 
@@ -66,7 +68,7 @@ class Parts:
         text = json.dumps(part, allow_nan=False)
         self._parts[key] = json.loads(text)  # as it will be read
         if self._directory is not None:
-            write_text(self._directory / f"{key}.json", f'{{"sha256": "{_digest(text)}", "part": {text}}}\n')
+            write_file(self._directory / f"{key}.json", f'{{"sha256": "{_digest(text)}", "part": {text}}}\n')
 
 
 class Teller:
@@ -89,22 +91,22 @@ class Teller:
     def done(self, label: str, task: str, part: Any, *, kept: bool) -> None:
         """A unit is done, or was `kept` from before."""
         self._done += 1
-        self._bar.update(self._task, completed=self._done, description=label)
+        self._bar.update(self._task, completed=self._done, description=escape(printable(label)))
         if self._bar.disable and not kept:
             scores = [episode["score"] for episode in part["episodes"]]
             figure = f"{MAIN_FIGURE} {sum(scores) / len(scores):.2f}" if scores else part["note"]
             line = f"{self._done}/{self._total}  {label} on {task}: {figure}  ({part['seconds']:.1f} s)"
-            self.console.print(line, markup=False)
+            self.console.print(printable(line), markup=False)
 
     def say(self, text: str) -> None:
         """A line."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
 
 
 def write_results(results: dict[str, Any], timing: dict[str, Any], out: Path) -> None:
     """results.json, episodes.csv and timing.json."""
-    write_text(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
-    write_text(out / "timing.json", json.dumps(timing, indent=1) + "\n")
+    write_file(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_file(out / "timing.json", json.dumps(timing, indent=1, allow_nan=False) + "\n")
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
     writer.writeheader()
@@ -113,18 +115,7 @@ def write_results(results: dict[str, Any], timing: dict[str, Any], out: Path) ->
         fossils = sum(seed["fate"] == "fossilized" for seed in episode["seeds"])
         group = owner.get(episode["controller"], episode["controller"])
         writer.writerow(episode | {"group": group, "seeds": len(episode["seeds"]), "fossils": fossils})
-    write_text(out / "episodes.csv", text.getvalue())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file; a kill at any moment leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
-        try:
-            temporary.write_text(text, encoding="utf-8", newline="")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write_file(out / "episodes.csv", text.getvalue())
 
 
 def print_tables(results: dict[str, Any], console: Console) -> None:
@@ -137,7 +128,7 @@ def print_tables(results: dict[str, Any], console: Console) -> None:
 
     def add(label: str, name: str) -> None:
         cells = (format(factor * figures[label][name]["mean"], spec) for name, (_, factor, spec) in SHOWN.items())
-        means.add_row(Text(name), *cells)
+        means.add_row(Text(printable(name)), *cells)
 
     for row in rows:
         add(row, row)
@@ -148,12 +139,12 @@ def print_tables(results: dict[str, Any], console: Console) -> None:
     learned = groups.learned(rows)
     if not learned or len(rows) < 2:
         return
-    differences = _table(f"{MAIN_FIGURE} (95 % interval)", *learned)
+    differences = _table(f"{MAIN_FIGURE} (95 % interval)", *(escape(printable(label)) for label in learned))
     for other in rows:
         own = [paired[label].get(other, {}).get("score") for label in learned]
         if any(own):
             cells = (f"{f['mean']:+.2f} ({f['low']:+.2f}, {f['high']:+.2f})" if f else "" for f in own)
-            differences.add_row(Text(f"minus {other}"), *cells)
+            differences.add_row(Text(printable(f"minus {other}")), *cells)
     console.print(differences)
 
 

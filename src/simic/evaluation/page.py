@@ -13,7 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simic.evaluation.output import write_text
+from simic.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def write_page(path: Path, title: str, parts: Iterable[str]) -> None:
     """The whole file; `parts` are HTML."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     start = f'<!doctype html>\n<html lang="en"><head>{head}<title>{html(title)}</title><style>{STYLE}</style></head>\n'
-    write_text(path, f"{start}<body>\n<h1>{html(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n")
+    write_file(path, f"{start}<body>\n<h1>{html(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n")
 
 
 def section(title: str, *parts: str) -> Html:

@@ -34,8 +34,8 @@ FEW_HOSTS = 20
 """Below this the bootstrap has too little to draw from."""
 MAX_HOSTS = 4
 """Hosts whose growth is shown."""
-MAX_BYTES = 2**30
-"""Of a results.json; 100,000 episodes take a quarter of that."""
+MAX_BYTES, MAX_VALUES = 2**27, 4_000_000
+"""Of a results.json: an evaluation of some 25,000 hosts."""
 
 
 def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
@@ -50,7 +50,7 @@ def write_evaluation_report(results: dict[str, Any], path: Path) -> None:
 
 def read_results(path: Path) -> dict[str, Any]:
     """What `simic evaluate` left in a file."""
-    results = read_json(path, max_bytes=MAX_BYTES, remedy="run simic evaluate again")
+    results = read_json(path, max_bytes=MAX_BYTES, max_values=MAX_VALUES, remedy="run simic evaluate again")
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ValueError(f"{path} is not of format {FORMAT}, which this simic reads; run simic evaluate again")
     return results

@@ -60,6 +60,8 @@ CURVES = {
 }
 """Charts by the figure that a run must have; what they mean is in docs/metrics.md."""
 MAX_ANOMALIES = 50
+MAX_POINTS = 100_000
+"""Of a curve; a run has as many updates, and the longest have some thousands."""
 
 
 @dataclass
@@ -87,6 +89,8 @@ def read_story(run: Path) -> Story:
     """Fold the events of a run."""
     story = Story()
     for event in read_events(run):
+        if max(map(len, (story.updates, story.fates, story.incidents, story.gaming, story.timings))) > MAX_POINTS:
+            raise ValueError(f"{run} tells of more than {MAX_POINTS:,} updates or incidents: that is no run of simic's")
         match event:
             case Update():
                 story.updates[event.update] = event.metrics

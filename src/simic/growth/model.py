@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from simic.actions import STYLES, Action, Op
@@ -29,6 +30,7 @@ from simic.growth.sites import ExampleInput, Site, find_sites, reference_tensor
 from simic.lifecycle import LifecycleConfig, Stage
 from simic.passes import preserved_rng, undisturbed
 from simic.slots import Slots, check_actions, execute, remove, tick
+from simic.terminal import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +202,9 @@ class GrowableModel(nn.Module):
             if row.contribution_age > 1 and measured != "-":
                 measured += f" ({row.contribution_age} decisions ago)"
             table.add_row(
-                row.slot,
+                Text(printable(row.slot)),
                 str(row.stage),
-                row.blueprint or "-",
+                Text(printable(row.blueprint or "-")),
                 f"{row.alpha:.2f}",
                 f"{row.parameters:,}",
                 f"{measured} (if blended in)" if row.counterfactual else measured,

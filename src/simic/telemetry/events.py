@@ -15,8 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
+from simic.json_files import check_values
+
 EVENTS_FILE, PROCESS_FILE = "events.jsonl", "process.jsonl"
 FILES = (PROCESS_FILE, EVENTS_FILE)
+MAX_LINE_BYTES = 2**21
+"""Of one event; the longest, a run's start with its command line and settings, has some thousands."""
 
 Level = Literal["off", "minimal", "normal", "debug"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -275,7 +279,7 @@ KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in get_args(Event)}
 
 
 def to_json(event: Event | Unknown) -> str:
-    """One line without its end: compact, keys sorted; numbers that are not finite become "nan", "inf" or "-inf"."""
+    """One line without its end: compact, keys sorted; numbers that are not finite become null."""
     if isinstance(event, Unknown):
         return _dump({**event.fields, "kind": event.kind})
     record: dict[str, Any] = {name: codec.encode(getattr(event, name)) for name, codec in _CODECS_OF[event.kind]}
@@ -284,17 +288,20 @@ def to_json(event: Event | Unknown) -> str:
 
 
 def from_json(line: str | bytes) -> Event | Unknown:
-    """The event behind a line. Fields that this simic does not know are dropped, kinds become `Unknown`."""
+    """The event behind a line. Fields that this simic does not know are dropped, kinds become `Unknown`.
+
+    A number that is null is NaN; older files have the texts "nan", "inf" and "-inf".
+    """
     try:
         record = json.loads(line)
         kind = record.pop("kind")
         if not isinstance(kind, str):
             raise TypeError(f"its kind is {kind!r}")
         if kind not in KINDS:
-            return Unknown(kind, record)
+            return Unknown(kind, check_values(record, "it"))
         known = {name: codec.decode(record[name]) for name, codec in _CODECS_OF[kind] if name in record}
         return KINDS[kind](**known)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise EventError(f"not an event ({type(error).__name__}: {error}): {line[:80]!r}") from None
 
 
@@ -305,9 +312,13 @@ class _Codec(NamedTuple):
     decode: Callable[[Any], Any]
 
 
-def _number(value: Any) -> float | str:
+def _number(value: Any) -> float | None:
     number = float(value)
-    return number if math.isfinite(number) else str(number)
+    return number if math.isfinite(number) else None
+
+
+def _float(value: Any) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _plain(value: Any) -> Any:
@@ -332,7 +343,7 @@ def _values(codec: _Codec) -> _Codec:
 
 
 _INT = _Codec(operator.index, operator.index)
-_FLOAT = _Codec(_number, float)
+_FLOAT = _Codec(_number, _float)
 _STR = _Codec(str, str)
 _CODECS: dict[Any, _Codec] = {
     bool: _Codec(bool, bool),
@@ -345,7 +356,7 @@ _CODECS: dict[Any, _Codec] = {
     dict[str, int]: _values(_INT),
     dict[str, float]: _values(_FLOAT),
     dict[str, str]: _values(_STR),
-    dict[str, Any]: _Codec(_plain, dict),
+    dict[str, Any]: _Codec(_plain, lambda table: check_values(dict(table), "its settings")),
 }
 
 

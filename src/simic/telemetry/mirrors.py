@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from simic.files import check_regular, write_file
 from simic.json_files import read_json
 from simic.telemetry.events import Anomaly, Event, RunStarted, Update
 
 IDS_FILE = "mirrors.json"
+MAX_IDS_BYTES = 4096
 _REMEDY = "install it with: pip install 'simic-rl[{extra}]'"
 
 
@@ -68,12 +70,13 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
 def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
     """The id that a mirror of this run has, made once and kept."""
     path = directory / IDS_FILE
-    ids = read_json(path) if path.is_file() else {}
-    if not isinstance(ids, dict):
-        raise ValueError(f"{path} must hold a table of ids, got {type(ids).__name__}: remove it")
+    check_regular(path)
+    ids = read_json(path, max_bytes=MAX_IDS_BYTES) if path.is_file() else {}
+    if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
+        raise MirrorError(f"{path} must hold a table of ids: remove it, and the run gets a new id")
     if name not in ids:
         ids[name] = make()
-        path.write_text(json.dumps(ids, indent=1) + "\n")
+        write_file(path, json.dumps(ids, indent=1) + "\n")
     return ids[name]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, overload
 
-from simic.telemetry.events import FILES, Event, EventError, Unknown, from_json
+from simic.files import check_regular, open_file
+from simic.telemetry.events import FILES, MAX_LINE_BYTES, Event, EventError, Unknown, from_json
 
 E = TypeVar("E", bound=Event)
 
@@ -60,11 +62,16 @@ def follow(
 
 def _events_from(path: Path, offset: int) -> Iterator[tuple[Event | Unknown, int]]:
     """The events of the whole lines from a byte on, each with the byte where its line ends."""
+    check_regular(path)
     if not path.is_file():
         return
-    with open(path, "rb") as file:
+    with open(open_file(path, os.O_RDONLY), "rb") as file:
         file.seek(offset)
-        for line in file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise EventError(
+                    f"{path}, byte {offset}: a line has more than {MAX_LINE_BYTES:,} bytes; the file is damaged"
+                )
             if not line.endswith(b"\n"):
                 return
             try:

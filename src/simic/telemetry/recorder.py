@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, PROCESS_FILE, Event, Level, to_json
+from simic.files import FileSizeError, open_to_change, output_error, sync_path, writing
+from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, MAX_LINE_BYTES, PROCESS_FILE, Event, Level, to_json
 
 _CHUNK = 1 << 16
-_NO_SPACE = "free some space, then resume"
-_NO_PERMISSION = "choose another place, or change its permissions"
-_REMEDIES = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f), then resume",
-    errno.EACCES: _NO_PERMISSION,
-    errno.EPERM: _NO_PERMISSION,
-    errno.EROFS: _NO_PERMISSION,
-    errno.ENOENT: "make its directory first",
-    errno.ENOTDIR: "a file stands where a directory is needed: choose another place",
-    errno.EISDIR: "a directory stands where a file is needed: choose another place",
-    errno.EEXIST: "a file stands where a directory is needed: choose another place",
-}
-
-
-class OutputError(OSError):
-    """Something could not be written; the message says where, why, and what to do."""
-
-
-def output_error(path: Path, error: OSError) -> OutputError:
-    """The same error in words, with a remedy."""
-    reason, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "check the disk")
-    explained = OutputError(f"cannot write {path}: {reason}; {remedy}")
-    explained.errno = error.errno
-    return explained
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Errors of writing a file come with its name and a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise output_error(path, error) from error
-
-
-def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are safe on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Recorder:
@@ -142,13 +98,11 @@ class _LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            self.size = _whole_lines(self._descriptor)
+        with writing(path):
+            self._descriptor = open_to_change(path)
+            self.size = _whole_lines(path, self._descriptor)
             os.ftruncate(self._descriptor, self.size)
             sync_path(path.parent)
-        except OSError as error:
-            raise output_error(path, error) from error
 
     def append(self, line: str) -> None:
         self._pending.append(line.encode() + b"\n")
@@ -169,10 +123,8 @@ class _LineFile:
 
     def sync(self) -> None:
         self.flush()
-        try:
+        with writing(self.path):
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise output_error(self.path, error) from error
 
     def cut(self, size: int) -> None:
         """Drop everything after `size` bytes, which must be the end of a line."""
@@ -201,10 +153,12 @@ def _write_at(descriptor: int, content: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _whole_lines(descriptor: int) -> int:
+def _whole_lines(path: Path, descriptor: int) -> int:
     """Bytes up to the end of the last whole line."""
-    end = os.fstat(descriptor).st_size
+    end = size = os.fstat(descriptor).st_size
     while end:
+        if size - end > MAX_LINE_BYTES:
+            raise FileSizeError(f"{path} has no line in its last {MAX_LINE_BYTES:,} bytes: it is damaged, put it back")
         start = max(end - _CHUNK, 0)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:

@@ -20,6 +20,7 @@ import torch
 from simic import __version__
 from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
+from simic.files import sweep_temporary, write_file
 from simic.policy.network import compile_network
 from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
@@ -28,7 +29,7 @@ from simic.preflight import no_device
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
-from simic.telemetry.recorder import Recorder, writing
+from simic.telemetry.recorder import Recorder
 from simic.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -154,10 +155,7 @@ def make_setup(config: RunConfig) -> GroupSetup:
 def write_config(config: RunConfig, directory: RunDirectory) -> None:
     """Begin a run: a directory with settings in it holds one."""
     _check_space(directory.path)
-    temporary = directory.config.with_suffix(".new")
-    with writing(directory.config):
-        temporary.write_text(json.dumps(to_dict(config), indent=1) + "\n")
-        os.replace(temporary, directory.config)
+    write_file(directory.config, json.dumps(to_dict(config), indent=1, allow_nan=False) + "\n")
 
 
 def _lasting(config: RunConfig) -> dict[str, Any]:
@@ -178,8 +176,7 @@ def _take_up(
     """The config to go by and the checkpoint to go on from, if the directory holds a run."""
     sweep(directory.checkpoints)
     for path in (directory.path, directory.episodes):
-        for unfinished in path.glob(".*.tmp"):  # of bundles that a process died over
-            unfinished.unlink()
+        sweep_temporary(path)
     if not directory.config.is_file():
         if list_checkpoints(directory.checkpoints):
             raise FileNotFoundError(

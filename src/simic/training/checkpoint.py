@@ -24,11 +24,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simic.telemetry.recorder import output_error, sync_path
+from simic.files import FileKindError, FileSizeError, check_size, list_directory, output_error, read_file, sync_path
+from simic.json_files import parse_json
 
 FORMAT = "simic-checkpoint"
 VERSION = 1
 TENSORS, TREE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+MAX_BYTES = {TENSORS: 2**30, TREE: 2**24, MANIFEST: 2**22}
+"""Far more than any checkpoint has, and what a damaged or hostile one can cost at most."""
 
 UPGRADES: dict[int, Callable[[Any, dict[str, Any]], tuple[Any, dict[str, Any]]]] = {}
 """From a version's (tree, about) to those of the next version."""
@@ -39,8 +42,8 @@ CRASH_POINTS = (
 )
 """Where the fault tests let a process die: set SIMIC_CRASH_AT to one of them."""
 
-_NAME = re.compile(r"update_(\d{6,})")
-_HIDDEN = re.compile(r"\.(new|old|discarded)-(update_\d{6,})-\d+")
+_NAME = re.compile(r"update_(\d{6,18})")
+_HIDDEN = re.compile(r"\.(new|old|discarded)-(update_\d{6,18})-\d+")
 
 
 class CheckpointError(ValueError):
@@ -106,6 +109,8 @@ def save_checkpoint(
 
     document, tensors = pack_tree(tree)
     files = {TENSORS: save(tensors), TREE: document.encode()}
+    for name, content in files.items():
+        check_size(Path(root) / name, len(content), MAX_BYTES[name])
     manifest = Manifest(
         version=VERSION,
         update=int(update),
@@ -144,7 +149,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
     try:
         tree = unpack_tree(contents[TREE].decode(), load(contents[TENSORS]))
-    except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
         raise CheckpointError(f"{path} holds no state ({type(error).__name__}: {error}); {_REMEDY}") from None
     tree, about = _upgraded(path, manifest, tree)
     return Checkpoint(tree=tree, update=manifest.update, metric=manifest.metric, about=about, path=path)
@@ -170,9 +175,9 @@ def best_checkpoint(root: str | Path) -> Path | None:
 
 def list_checkpoints(root: str | Path) -> list[Path]:
     """All checkpoints, damaged ones too, the oldest first."""
-    root = Path(root)
-    named = [(_NAME.fullmatch(path.name), path) for path in root.iterdir()] if root.is_dir() else []
-    return [path for _, path in sorted((int(name[1]), path) for name, path in named if name and path.is_dir())]
+    named = [(_NAME.fullmatch(path.name), path) for path in list_directory(Path(root))]
+    own = [(name, path) for name, path in named if name and path.is_dir() and not path.is_symlink()]
+    return [path for _, path in sorted((int(name[1]), path) for name, path in own)]
 
 
 def check_about(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
@@ -201,7 +206,7 @@ def discard_newer(root: str | Path, update: int) -> list[Path]:
 def sweep(root: str | Path) -> list[Path]:
     """Clear up after a process that died: half-written checkpoints go, one that was being replaced comes back."""
     root = Path(root)
-    hidden = [(_HIDDEN.fullmatch(path.name), path) for path in sorted(root.iterdir())] if root.is_dir() else []
+    hidden = [(_HIDDEN.fullmatch(path.name), path) for path in list_directory(root) if not path.is_symlink()]
     for name, path in ((name, path) for name, path in hidden if name):
         if name[1] == "old" and not (root / name[2]).exists():
             os.rename(path, root / name[2])
@@ -217,11 +222,13 @@ def read_manifest(path: str | Path) -> Manifest:
     path = Path(path)
     content = _read(path, MANIFEST)
     try:
-        record = json.loads(content)
+        record = parse_json(content, path / MANIFEST)
         if record["format"] != FORMAT:
             raise CheckpointError(f"{path / MANIFEST} has format {record['format']!r}, not {FORMAT!r}; {_REMEDY}")
         if content != _seal(record):
             raise CheckpointError(f"{path / MANIFEST} is damaged: it does not match its checksum; {_REMEDY}")
+        if record["files"].keys() != {TENSORS, TREE}:
+            raise CheckpointError(f"{path / MANIFEST} names other files than {TENSORS} and {TREE}; {_REMEDY}")
         return Manifest(
             version=operator.index(record["version"]),
             update=operator.index(record["update"]),
@@ -231,7 +238,7 @@ def read_manifest(path: str | Path) -> Manifest:
         )
     except CheckpointError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise CheckpointError(f"{path / MANIFEST} is damaged: it is no manifest of a checkpoint; {_REMEDY}") from None
 
 
@@ -324,27 +331,29 @@ def _best(whole: list[tuple[Path, Manifest]]) -> Path | None:
 
 def _read_files(path: Path, manifest: Manifest) -> dict[str, bytes]:
     """The content of every file that the manifest names, checked; hidden files of the system's are no concern."""
-    present = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    present = {file.name for file in list_directory(path) if not file.name.startswith(".")}
     for name in sorted(present - manifest.files.keys() - {MANIFEST}):
         raise CheckpointError(f"{path / name} does not belong to the checkpoint; remove it, or {_REMEDY}")
     contents = {}
     for name, promised in manifest.files.items():
-        content = contents[name] = _read(path, name)
-        if len(content) != promised["size"]:
-            raise CheckpointError(
-                f"{path / name} is damaged: it has {len(content)} bytes, not {promised['size']}; {_REMEDY}"
-            )
+        content = contents[name] = _read(path, name, promised["size"])
         if _digest(content) != promised["sha256"]:
             raise CheckpointError(f"{path / name} is damaged: it does not match its checksum; {_REMEDY}")
     return contents
 
 
-def _read(path: Path, name: str) -> bytes:
+def _read(path: Path, name: str, size: int | None = None) -> bytes:
+    """The content of a file, which must have `size` bytes if that is given; a larger one is not read."""
     file = path / name
-    if Path(name).name != name or not file.is_file():  # neither another directory's file nor a pipe
-        raise CheckpointError(f"{file} is missing; {_REMEDY}")
     try:
-        return file.read_bytes()
+        found = file.lstat().st_size
+        if size is not None and found != size:
+            raise CheckpointError(f"{file} is damaged: it has {found} bytes, not {size}; {_REMEDY}")
+        return read_file(file, max_bytes=MAX_BYTES[name])
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; {_REMEDY}") from None
+    except (FileKindError, FileSizeError) as error:
+        raise CheckpointError(f"{error}; {_REMEDY}") from None
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); {_REMEDY}") from None
 

@@ -27,7 +27,7 @@ from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
 from simic.ppo.rollout import Rollout
 from simic.telemetry.events import RunFinished, Update
-from simic.telemetry.recorder import Recorder, writing
+from simic.telemetry.recorder import Recorder
 from simic.training.build import make_agent, make_mirrors, make_setup, manifest, start_from, write_config
 from simic.training.checkpoint import save_checkpoint
 from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
@@ -86,8 +86,7 @@ def learn_from_episodes(
         if code:
             save()
         else:
-            with writing(directory.controller):
-                agent.save_controller(directory.controller)
+            agent.save_controller(directory.controller)
         seconds = time.monotonic() - began
         recorder.record(RunFinished(update=steps, status=status, exit_code=code, seconds=seconds, reason=reason))
     Progress().finish(status, steps, directory.path, reason)

@@ -13,6 +13,7 @@ from rich.table import Table
 from simic.config import read_config
 from simic.telemetry.events import RunFinished, RunStarted, Update
 from simic.telemetry.reader import read_events
+from simic.terminal import printable
 from simic.training.checkpoint import MANIFEST, best_checkpoint, list_checkpoints, read_manifest
 from simic.training.progress import PatientConsole
 from simic.training.run_directory import RunDirectory, list_runs
@@ -29,12 +30,14 @@ def list_runs_as_table(root: Path) -> int:
     faults = []
     for run in list_runs(root):
         summary = summarize(run)
-        table.add_row(*(str(summary[key]) for key in ("run", "task", "updates", "score", "status", "started")))
+        table.add_row(
+            *(printable(summary[key], 80) for key in ("run", "task", "updates", "score", "status", "started"))
+        )
         faults += [f"{summary['run']}: {fault}" for fault in summary.get("damaged", ())]
     console = PatientConsole(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
     for fault in faults:  # below the table, whose rows have no room for them
-        console.print(fault)
+        console.print(printable(fault))
     return 0
 
 
@@ -186,4 +189,4 @@ def _count(network: nn.Module) -> int:
 
 def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
-        print(f"{key}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")
+        print(f"{key}: {json.dumps(value) if isinstance(value, (dict, list)) else printable(value)}")

@@ -10,9 +10,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
+from simic.files import check_regular, writing
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout
-from simic.telemetry.recorder import writing
 from simic.training.run import Run
 
 PROFILED_UPDATE = 2
@@ -29,6 +29,8 @@ def profiled(run: Run, directory: Path | None) -> Iterator[None]:
         return
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"update_{run.update + PROFILED_UPDATE - 1}.json"
+    check_regular(path)  # now: torch would follow a link, and an error after the update would cost the run
     plain, updates = run.agent.update, 0
     chosen = min(PROFILED_UPDATE, run.updates - run.update)
 
@@ -39,7 +41,7 @@ def profiled(run: Run, directory: Path | None) -> Iterator[None]:
             return plain(rollout)
         with profile(activities=_activities()) as trace:
             metrics = plain(rollout)
-        trace.export_chrome_trace(str(directory / f"update_{run.update}.json"))
+        trace.export_chrome_trace(str(path))
         return metrics
 
     run.agent.update = update

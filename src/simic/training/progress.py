@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from simic.telemetry.events import Anomaly
+from simic.terminal import printable
 
 
 class PatientConsole(Console):
@@ -27,7 +28,7 @@ class PatientConsole(Console):
 def say(text: str) -> None:
     """Print a line, if anybody still reads."""
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         _fall_silent()
 
@@ -87,7 +88,7 @@ class Progress:
                 self._task = self._bar.add_task("update", total=updates, completed=update, figures=line)
             self._bar.update(self._task, completed=update, figures=line)
             for anomaly in anomalies:
-                self._bar.console.print(f"update {update}: {describe(anomaly)}")
+                self._bar.console.print(f"update {update}: {describe(anomaly)}", markup=False)
         else:
             told = "  ".join(f"[{describe(anomaly)}]" for anomaly in anomalies)
             self._console.print(f"update {update}/{updates}  {line}  {told}".rstrip(), markup=False)
@@ -98,7 +99,7 @@ class Progress:
             self._bar.stop()
             self._bar = None
         because = f" ({reason})" if reason else ""
-        self._console.print(f"{status} after {update} updates{because}: {directory}", markup=False)
+        self._console.print(printable(f"{status} after {update} updates{because}: {directory}"), markup=False)
 
 
 def describe(anomaly: Anomaly) -> str:

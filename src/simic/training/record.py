@@ -10,19 +10,19 @@ import numpy as np
 
 from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.ppo.rollout import Rollout
-from simic.telemetry.recorder import writing
 from simic.training.episodes import to_rollout
 from simic.used_settings import EPISODES_FORMAT, find_episode_files
 
 FORMAT, VERSION = EPISODES_FORMAT, 1
+MAX_BYTES = 2**30
+"""Of the episodes of one update."""
 
 
 def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]) -> Path:
     """Write the episodes of an update; features are kept in half precision, which is finer than their noise."""
     path = directory / f"update_{update:06d}.safetensors"
     packed = [{name: _compact(value) for name, value in group.items()} for group in groups]
-    with writing(path):
-        save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
+    save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
     return path
 
 
@@ -33,7 +33,7 @@ def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
         raise FileNotFoundError(f"there are no recorded episodes in {source}; record some with --record")
     rollouts = []
     for file in files:
-        saved = load_bundle(file)
+        saved = load_bundle(file, max_bytes=MAX_BYTES)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise BundleError(f"{file} holds no episodes: its format is not {FORMAT!r}")
         if saved.get("version") != VERSION:

@@ -25,7 +25,7 @@ from simic.telemetry.events import (
     Update,
     WorkerFault,
 )
-from simic.telemetry.recorder import Recorder, writing
+from simic.telemetry.recorder import Recorder
 from simic.training.checkpoint import save_checkpoint
 from simic.training.episodes import GroupSetup, Played, Weights, against_twins, group_jobs, to_rollout
 from simic.training.narrate import NARRATORS
@@ -176,8 +176,7 @@ class Run:
         if self.saved_update < self._safe["update"]:
             self._save()
         if status == "done":
-            with writing(self.directory.controller):
-                self.agent.save_controller(self.directory.controller)
+            self.agent.save_controller(self.directory.controller)
         seconds = time.monotonic() - self._began
         update = self._safe["update"]
         self.recorder.record(

@@ -6,16 +6,29 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simic.files import (
+    MAX_ENTRIES,
+    FileSizeError,
+    check_directory,
+    check_regular,
+    list_directory,
+    open_to_change,
+    output_error,
+    writing,
+)
 from simic.json_files import parse_json
 from simic.telemetry.events import EVENTS_FILE, PROCESS_FILE
-from simic.telemetry.recorder import output_error, writing
+from simic.telemetry.mirrors import IDS_FILE
 
+DIRECTORIES = ("checkpoints", "episodes", "comparison", "tensorboard", "wandb")
+"""What a run may hold besides files. wandb makes links in its own."""
 LOCK_FILE = "lock"
 
 
@@ -64,6 +77,11 @@ class RunDirectory:
         """Says who writes the run. It stays when the lock is gone."""
         return self.path / LOCK_FILE
 
+    @property
+    def mirror_ids(self) -> Path:
+        """Under which ids mirrors of the run continue."""
+        return self.path / IDS_FILE
+
     def create(self) -> RunDirectory:
         """Make the directories, or say why they cannot be made."""
         for path in (self.path, self.checkpoints, self.episodes):
@@ -72,6 +90,27 @@ class RunDirectory:
             except OSError as error:
                 raise output_error(path, error) from error
         return self
+
+    def check(self) -> None:
+        """Raise if what we would write goes elsewhere, or over files that no run wrote; looks only, changes nothing.
+
+        The directory itself may be a link. In it, a link (or a pipe, or a device) in the place of a file of ours may
+        lead to any file of the user's, so that none is accepted.
+        """
+        own = (self.lock_file, self.events, self.process, self.config, self.controller, self.mirror_ids)
+        for path in own:
+            check_regular(path)
+        for name in DIRECTORIES:
+            check_directory(self.path / name)
+        for name in ("checkpoints", "episodes", "comparison", "tensorboard"):
+            _check_below(self.path / name)
+        if not self.config.exists():
+            for path in (self.events, self.process, self.controller):
+                if path.exists() and path.stat().st_size:
+                    raise FileExistsError(
+                        f"{self.config} is missing, but there is {path.name}, which would be overwritten: "
+                        f"put {self.config.name} back, or choose another --out"
+                    )
 
     def check_free(self) -> None:
         """Raise if the directory holds a run already."""
@@ -84,12 +123,11 @@ class RunDirectory:
 
         What could not begin, and so has no settings in the directory, leaves nothing of ours behind.
         """
+        self.check()
         missing = self._missing()
         self.create()
-        try:
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise output_error(self.lock_file, error) from error
+        with writing(self.lock_file):
+            descriptor = open_to_change(self.lock_file)
         lock, taken = RunLock(descriptor), False
         try:
             self._take(descriptor)
@@ -113,13 +151,15 @@ class RunDirectory:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (self.lock_file.exists() and os.path.samestat(os.fstat(descriptor), self.lock_file.stat())):
                 raise RunLockedError(f"{self.path} was given up by another process just now: try again")
+            if not self.config.exists() and os.fstat(descriptor).st_size and _read_holder(descriptor) is None:
+                raise FileExistsError(f"{self.lock_file} is no lock of simic's: remove it, or choose another --out")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         except BlockingIOError:
             raise RunLockedError(
                 f"{self.path} is in use by {_holder(descriptor)}: wait for it, stop it, or choose another --out"
             ) from None
-        except RunLockedError:
+        except (FileExistsError, RunLockedError):
             raise
         except OSError as error:
             raise output_error(self.lock_file, error) from error
@@ -205,7 +245,7 @@ def new_directory(root: Path) -> Iterator[Path]:
 def list_runs(root: str | Path) -> list[RunDirectory]:
     """The runs right below a directory, by name."""
     root = Path(root)
-    found = [RunDirectory(path) for path in sorted(root.iterdir())] if root.is_dir() else []
+    found = [RunDirectory(path) for path in list_directory(root)] if root.is_dir() else []
     return [run for run in found if run.config.is_file() or run.checkpoints.is_dir() or run.process.is_file()]
 
 
@@ -254,3 +294,17 @@ def _is_locked(descriptor: int) -> bool:
         return True
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
+
+
+def _check_below(directory: Path) -> None:
+    """Raise unless there are only regular files and directories below a directory."""
+    pending, seen = [directory], 0
+    while pending:
+        for path in list_directory(pending.pop()):
+            seen += 1
+            if seen > MAX_ENTRIES:
+                raise FileSizeError(f"{directory} holds more than {MAX_ENTRIES:,} files: it is no directory of simic's")
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                pending.append(path)
+            else:
+                check_regular(path)
