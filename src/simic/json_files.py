@@ -57,13 +57,14 @@ def parse_json(content: str | bytes, source: str | Path, *, max_values: int = MA
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES, remedy: str = REMEDY) -> str:
     """The UTF-8 text of a regular file of bounded size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without O_NONBLOCK opening a named pipe waits for ever
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise JsonError(f"{path} is not a regular file; {remedy}")
-        # By its size first: what is too large is not even read.
-        if found.st_size > max_bytes or len(content := file.read(max_bytes + 1)) > max_bytes:
-            raise JsonError(f"{path} is larger than {max_bytes:,} bytes; {remedy}")
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise JsonError(f"{path} is not a regular file; {remedy}")
+    with open(descriptor, "rb") as file:  # what is too large is not even read
+        content = file.read(found.st_size) if found.st_size <= max_bytes else None
+    if content is None:
+        raise JsonError(f"{path} is larger than {max_bytes:,} bytes; {remedy}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
