@@ -222,6 +222,11 @@ def test_gradient_norms_are_means_over_the_steps_of_a_host_epoch():
     scheduler.step()
     assert model.life.gradient_norm[0, 1] == pytest.approx(sum(norms) / 3, rel=1e-5)
     assert math.isnan(model.life.gradient_norm[0, 0])
+    model.life.stage[0, 1] = Stage.FOSSILIZED  # which learns on
+    train_epoch(scheduler)
+    scheduler.step()
+    assert np.isfinite(model.life.gradient_norm[0, 1])
+    assert model.life.gradient_norm[0, 1] != pytest.approx(sum(norms) / 3, rel=1e-2)
     model.seed("body").requires_grad_(False)
     train_epoch(scheduler)
     for parameter in model.seed("body").parameters():

@@ -219,11 +219,28 @@ def test_a_part_named_host_keeps_its_weights():
 def test_a_submodule_may_have_any_name(name):
     host = nn.Sequential()
     host.add_module(name, nn.Linear(3, 3))
+    again = GrowableModel(copy.deepcopy(host), [name], example_input=X)
     model = GrowableModel(host, [name], example_input=X)
     planted(model, name)
-    again = GrowableModel(copy.deepcopy(host), [name], example_input=X)
     again.load_state_dict(model.state_dict())
     assert again.seed(name) is not None
+
+
+def test_a_copy_of_a_host_with_seeds_is_not_wrapped_again():
+    """Its seeds would run unseen: neither parameters() nor state_dict() of the new wrapper would have them."""
+    model = planted(GrowableModel(make_host(), ["2"], example_input=X), "2")
+    for host in (model.host, copy.deepcopy(model.host)):
+        with pytest.raises(ValueError, match="the host has seeds of another GrowableModel in slots 2"):
+            GrowableModel(host, ["0"], example_input=X)
+    GrowableModel(model.export(), ["0"], example_input=X)
+
+
+def test_a_submodule_that_was_replaced_behind_a_seed_is_told():
+    """As adapters do when they merge: the seed's hook is gone with the old submodule."""
+    model = planted(GrowableModel(make_host(), ["2"], example_input=X), "2")
+    model.host[2] = copy.deepcopy(make_host()[2])
+    with pytest.raises(ValueError, match="the submodule '2' was replaced while a seed grew behind it"):
+        model.execute(Action("wait"))
 
 
 @pytest.mark.parametrize("example", [X, (X,), {"input": X}], ids=["tensor", "arguments", "keywords"])

@@ -18,7 +18,7 @@ HOST_NORM_EVERY = 8
 
 
 class GradientMeter:
-    """Mean gradient norm of every live seed over the optimizer steps of a host epoch, without waiting for a device."""
+    """Mean gradient norm of every seed over the optimizer steps of a host epoch, without waiting for a device."""
 
     def __init__(self, model: GrowableModel) -> None:
         self._model = model
@@ -35,7 +35,7 @@ class GradientMeter:
             own = [parameter.grad for parameter in self._model.host.parameters() if parameter.grad is not None]
             self._host_sum = self._host_sum + (torch.nn.utils.get_total_norm(own) if own else 0.0)
             self._host_count += 1
-        for index in np.flatnonzero(self._model.life.live[0]).tolist():
+        for index in np.flatnonzero(self._model.life.occupied[0]).tolist():
             seed = self._model.seed(index)
             gradients = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
             if gradients:
@@ -45,7 +45,7 @@ class GradientMeter:
 
     def report(self, model: GrowableModel) -> None:
         """Write the means into the model's slots."""
-        for index in np.flatnonzero(model.life.live[0]).tolist():
+        for index in np.flatnonzero(model.life.occupied[0]).tolist():
             count = self._counts.get(index, 0)
             in_training = model.life.stage[0, index] == Stage.TRAINING
             if in_training and self._steps and not count and model.lifecycle.incubation == "shadow":

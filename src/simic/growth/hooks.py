@@ -23,6 +23,21 @@ def attach_seed(host: nn.Module, site: Site, seed: Seed) -> list[Any]:
     return [handle, *(watch.install() if watch is not None else ())]
 
 
+def seeds_within(host: nn.Module) -> list[str]:
+    """Slots whose seeds some wrapper has attached to a host, or to the host that it is a copy of."""
+    hooks = [hook for part in host.modules() for hook in part._forward_hooks.values()]
+    return [hook.site.name for hook in hooks if isinstance(hook, SlotHook)]
+
+
+def check_attached(host: nn.Module, site: Site) -> None:
+    """Raise if a slot's submodule was replaced while it had a seed, which then is no longer part of the network."""
+    if site.name not in seeds_within(host.get_submodule(site.name)):
+        raise ValueError(
+            f"the submodule {site.name!r} was replaced while a seed grew behind it, so the seed is cut off: prune the "
+            "seed before the submodule is replaced, or build the GrowableModel after that"
+        )
+
+
 class SlotHook:
     """Replaces the submodule's output by the blended one, as a forward hook."""
 

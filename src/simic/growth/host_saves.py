@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from simic.growth.seed import Seed
+from simic.growth.hooks import seeds_within
 
 if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
@@ -52,8 +52,7 @@ def watch_state_dict(host: nn.Module, *, has_seeds: bool) -> None:
 def _warn_of_missing_seeds(host: nn.Module, prefix: str, keep_vars: bool) -> None:
     if prefix.endswith("host."):  # the wrapper asks, and adds the seeds
         return
-    hooks = [hook for part in host.modules() for hook in part._forward_hooks.values()]
-    slots = [getattr(hook, "site").name for hook in hooks if isinstance(getattr(hook, "seed", None), Seed)]  # noqa: B009
+    slots = seeds_within(host)
     warnings.warn(
         f"the state dict of the host alone lacks the seeds in slots {', '.join(slots)}; that of the GrowableModel "
         "around it has them, and so has the network that export() makes",

@@ -21,7 +21,7 @@ from simic.growth import topology
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.export import Live, export_plain, warn_of_dropped
-from simic.growth.hooks import attach_seed
+from simic.growth.hooks import attach_seed, check_attached, seeds_within
 from simic.growth.host_saves import guarded, watch_state_dict
 from simic.growth.incubation import shadow_loss, speaking_with
 from simic.growth.notices import warn_of_shared_names
@@ -70,6 +70,11 @@ class GrowableModel(nn.Module):
         super().__init__()
         if isinstance(model, GrowableModel):
             raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
+        if grown := seeds_within(model):
+            raise ValueError(
+                f"the host has seeds of another GrowableModel in slots {', '.join(grown)}, as a copy of `model.host` "
+                "does; wrap model.export(), or copy the GrowableModel as a whole"
+            )
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
         reserved = {topology.GROWTH_KEY, "seeds"} & {name.split(".")[1] for name in model.state_dict(prefix="host.")}
@@ -220,6 +225,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.life, row[None], self.lifecycle, names)
+        self._check_attached()
         if row[0] == Op.GERMINATE:
             seed = self._build_seed(self.sites[row[1]], int(row[2]))
             self._attach(self.sites[row[1]], seed)
@@ -282,6 +288,11 @@ class GrowableModel(nn.Module):
         if live == "drop":
             warn_of_dropped(self)
         return plain
+
+    def _check_attached(self) -> None:
+        for site in self.sites:
+            if self.seed(site.name) is not None:
+                check_attached(self.host, site)
 
     def _present(self, slot: str) -> Seed:
         if slot not in self.slot_names:

@@ -220,17 +220,16 @@ class StackedHosts:
         return losses, metrics, flipped
 
     def report_gradients(self) -> None:
-        """Write each live seed's mean gradient norm since the last report into the slots."""
+        """Write the mean gradient norm of each seed, fossils included, since the last report into the slots."""
         norms = (
             self._norm_sum.double().cpu().numpy() / self._steps if self._steps else np.full(len(self._norm_sum), np.nan)
         )
-        self.life.gradient_norm[self.life.live] = np.nan
+        self.life.gradient_norm[self.life.occupied] = np.nan
         self.host_gradient_norm = norms[: self.num_hosts].copy()
         start = self.num_hosts
         for group in self.groups.values():
             own = np.where(self._learning(group, "branch"), norms[start : start + len(group.hosts)], np.nan)
-            live = self.life.live[group.hosts, group.slot]
-            self.life.gradient_norm[group.hosts[live], group.slot] = own[live]
+            self.life.gradient_norm[group.hosts, group.slot] = own
             start += len(group.hosts)
         self._norm_sum.zero_()
         self._steps = 0
