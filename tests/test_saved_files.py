@@ -1,4 +1,4 @@
-"""Files that version 0.1 wrote, kept in tests/data: every later version must read them, through an upgrade if need be."""
+"""Files that version 0.1 wrote, kept in tests/data: later versions read them, through an upgrade if need be."""
 
 import json
 import shutil
