@@ -27,7 +27,7 @@ test: $(STAMP)
 
 # Learning, faults and third-party models.
 test-slow: $(STAMP)
-	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto --dist worksteal -m slow
 
 # Against the real packages, which are installed for it.
 test-integrations: $(INTEGRATIONS)
