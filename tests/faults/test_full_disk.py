@@ -52,7 +52,8 @@ def test_full_while_logging_recording_and_checkpointing(small_disk, tmp_path, un
         failed |= set(re.findall(r"cannot write \S+/(lock|\w+\.jsonl|checkpoints|episodes|controller)", told))
         assert kept <= {load_checkpoint(path).path.name for path in list_checkpoints(trial.checkpoints)}
         filler.unlink()
-    assert failed >= {"process.jsonl", "episodes", "events.jsonl", "checkpoints"}, failed
+    # Events of one update may fit into a page that they have already: for those see test_recorder.
+    assert failed >= {"process.jsonl", "episodes", "checkpoints"}, failed
     assert_same(finish(trial), unharmed)
 
 

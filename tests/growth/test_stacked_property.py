@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
 from simic import Action, GrowableModel, LifecycleConfig
+from simic.growth.sites import AmbiguousShapeError
 from simic.growth.stacked import StackedHosts
 from simic.growth.stacked_optimizer import OptimizerConfig
 
@@ -201,6 +202,10 @@ REFUSAL = r"stacked.*GrowableModel|has no effect on the host's output|say it: sl
 """It cannot be stacked; or its slots are refused before that question comes up, as they would be for one model."""
 
 
+NOT_TOLD = {62, 98, 99, 103, 147, 159, 191}
+"""Batch statistics, or a normalisation over a fixed length, keep passes from telling what the dimensions mean."""
+
+
 def test_recipes_draw_hosts_of_both_kinds():
     stackable = [Recipe(number).stackable for number in range(NUM_HOSTS)]
     assert 60 <= sum(stackable) <= 140
@@ -216,6 +221,10 @@ def test_a_random_host_is_the_same_stacked_and_alone_or_refused(number):
         with pytest.raises(ValueError, match=REFUSAL) as refusal:
             new_stack(recipe)
         assert len(str(refusal.value).splitlines()) == 1
+        return
+    if number in NOT_TOLD:
+        with pytest.raises(AmbiguousShapeError, match="say it: slots="):
+            new_stack(recipe)
         return
     stacked, alone = new_stack(recipe), [new_model(recipe, rng_seed) for rng_seed in RNG_SEEDS]
     learn_and_compare(recipe, stacked, alone, steps=2)

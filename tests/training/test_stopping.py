@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from simic.training.stopping import SIGNALS, Stopped, StopSignals
+from simic.training.stopping import SIGNALS, Stopped, StopSignals, signals_deferred
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,23 @@ with signals.watched():
         code = code.replace("        time.sleep(0)\n    os", "        os")
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=20)
     assert ended.returncode == -getattr(signal, second)
+
+
+def test_deferred_signals_are_handled_afterwards():
+    """Also one that another thread receives, as blocking them in this thread would not achieve."""
+    reached = []
+
+    def work() -> None:
+        with StopSignals().watched(), signals_deferred():
+            thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+            thread.start()
+            thread.join()
+            reached.append("the end of the region")
+        reached.append("never")
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        work()
+    assert reached == ["the end of the region"]
 
 
 def test_in_another_thread_signals_are_left_to_the_program_around():

@@ -153,9 +153,13 @@ def make_setup(config: RunConfig) -> GroupSetup:
 
 
 def write_config(config: RunConfig, directory: RunDirectory) -> None:
-    """Begin a run: a directory with settings in it holds one."""
-    _check_space(directory.path)
-    write_file(directory.config, json.dumps(to_dict(config), indent=1, allow_nan=False) + "\n")
+    """Keep a run's settings: a directory with settings in it holds a run."""
+    text = json.dumps(to_dict(config), indent=1, allow_nan=False) + "\n"
+    if not directory.config.exists():
+        _check_space(directory.path)
+    elif directory.config.read_text(encoding="utf-8") == text:
+        return  # a run that goes on where there is little space needs none for this
+    write_file(directory.config, text)
 
 
 def _lasting(config: RunConfig) -> dict[str, Any]:

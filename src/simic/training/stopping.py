@@ -24,6 +24,27 @@ class Stopped(BaseException):
         return 128 + self.number
 
 
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Handle signals that come meanwhile afterwards, whichever thread the kernel gives them to.
+
+    Blocking them in this thread is not enough: where a library has threads of its own, one of those receives the
+    signal, and Python still runs the handler here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
 class StopSignals:
     """Turns SIGINT and SIGTERM into `Stopped`."""
 

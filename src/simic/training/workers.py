@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from simic.training.stopping import SIGNALS
+from simic.training.stopping import SIGNALS, signals_deferred
 
 MAX_DEATHS = 10
 """So many deaths while one batch of jobs runs mean that the job, not the worker, is at fault."""
@@ -119,14 +119,15 @@ class WorkerPool:
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(there, self.function, os.getpid()), daemon=True)
         resource_tracker.ensure_running()  # its own start would let the signals through
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with _main_left_alone():
-                process.start()
-            there.close()
-            self._workers.append(_Worker(process, here))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with signals_deferred():
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the worker is born with both blocked
+            try:
+                with _main_left_alone():
+                    process.start()
+                there.close()
+                self._workers.append(_Worker(process, here))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _give(self, worker: _Worker, common: Any, jobs: Sequence[Any], waiting: list[int]) -> None:
         worker.job = waiting.pop()
