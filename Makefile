@@ -55,7 +55,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 $(INTEGRATIONS): $(STAMP)
-	$(PIP) --editable ".[tensorboard,wandb]"
+	$(PIP) --editable ".[integrations]"
 	touch $(INTEGRATIONS)
 
 clean:

@@ -508,12 +508,12 @@ def test_transformers_loses_nothing_without_a_word(tmp_path):
     torch.testing.assert_close(fresh(TOKENS).logits, model(TOKENS).logits)
 
 
-@pytest.mark.slow
+@pytest.mark.integrations
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:fan_in_fan_out", "ignore:Could not find a config file"
 )
 def test_peft_loses_nothing_without_a_word(tmp_path):
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="make test-integrations installs it")
     adapted = peft.get_peft_model(tiny_gpt2(), peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True))
     model = grown_gpt2(adapted, "base_model.model.transformer.h.0")
     with pytest.raises(ValueError, match=r"save_pretrained would write the host without its seeds"):
