@@ -1,5 +1,6 @@
 """Controllers on hand-made facts: the rule of thumb, the three that do not look, and the masks they all obey."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -404,7 +405,8 @@ def test_blueprints_are_masked_by_topology():
     for slot, row in zip(model.slot_names, mask, strict=True):
         for blueprint, ok in zip(model.blueprint_names, row, strict=True):
             if ok:
-                GrowableModel(host, ["0", "2"], example_input=torch.zeros(2, 1, 6, 6)).plant(slot, blueprint)
+                own = copy.deepcopy(host)
+                GrowableModel(own, ["0", "2"], example_input=torch.zeros(2, 1, 6, 6)).plant(slot, blueprint)
             else:
                 with pytest.raises(ValueError, match="does not fit"):
                     model.execute(Action("germinate", slot, blueprint))

@@ -73,7 +73,7 @@ class GrowableModel(nn.Module):
         if grown := seeds_within(model):
             raise ValueError(
                 f"the host has seeds of another GrowableModel in slots {', '.join(grown)}, as a copy of `model.host` "
-                "does; wrap model.export(), or copy the GrowableModel as a whole"
+                "does; build the host anew, wrap model.export(), or copy the GrowableModel as a whole"
             )
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
