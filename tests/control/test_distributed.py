@@ -1,7 +1,9 @@
 """Several processes that train one model together are refused; a process alone is not."""
 
-import multiprocessing
+import json
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -45,8 +47,8 @@ def refusal(call) -> str:
     return "accepted"
 
 
-def rank_of_two(rank: int, port: int, answers) -> None:
-    """Build before and after the group exists, plain and wrapped; what is refused, in words."""
+def rank_of_two(rank: int, port: int) -> None:
+    """Build before and after the group exists, plain and wrapped; prints what is refused, in words."""
     model = make_model()
     early = make_scheduler(model)
     store = distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
@@ -57,22 +59,18 @@ def rank_of_two(rank: int, port: int, answers) -> None:
         "construction": lambda: make_scheduler(make_model()),
         "wrapped": lambda: make_scheduler(DistributedDataParallel(make_model())),
     }
-    answers.put((rank, {name: refusal(call) for name, call in calls.items()}))
+    print(json.dumps({name: refusal(call) for name, call in calls.items()}))
     distributed.barrier()
     distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_ranks_are_refused_at_construction_and_at_every_step():
-    context = multiprocessing.get_context("spawn")
-    answers, port = context.Queue(), free_port()
-    ranks = [context.Process(target=rank_of_two, args=(rank, port, answers)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = dict(answers.get(timeout=120) for _ in ranks)
-    for process in ranks:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+    command = [sys.executable, __file__]
+    port = str(free_port())
+    ranks = [subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    found = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0]
     for rank in range(2):
         for name in ("step", "construction"):
             assert "single process without DDP or FSDP" in found[rank][name], (rank, name)
@@ -109,3 +107,7 @@ class FullyShardedDataParallel(nn.Sequential):
 def test_sharded_models_are_known_by_name():
     with pytest.raises(ValueError, match="wrapped in FullyShardedDataParallel"):
         make_scheduler(GrowableModel(FullyShardedDataParallel(make_host()), ["0.1"], example_input=torch.zeros(2, 3)))
+
+
+if __name__ == "__main__":
+    rank_of_two(int(sys.argv[1]), int(sys.argv[2]))
