@@ -15,11 +15,11 @@ train: $(STAMP)
 # The lesson is what a good plan does with convolutional hosts; then the policy imitates itself elsewhere, and it there.
 pretrained: $(STAMP)
 	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
-	$(BIN)/simic train --preset thrift --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/thrift --resume auto
-	rm -rf runs/lesson runs/taught
-	$(BIN)/simic train --preset thrift --algorithm imitation --task excerpts --updates 4 --rng-seed 0 --episodes src/simic/pretrained/lesson.json --record --out runs/lesson
-	$(BIN)/simic train --preset thrift --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/thrift/controller.safetensors --episodes runs/thrift/controller.safetensors runs/lesson --out runs/taught
-	$(BIN)/simic schedule --budget 28160 --out src/simic/pretrained/schedule.json
+	$(BIN)/simic train --preset finetune --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/finetune --resume auto
+	rm -rf runs/conv_plan runs/taught
+	$(BIN)/simic train --preset finetune --algorithm imitation --task subsets --updates 4 --rng-seed 0 --episodes src/simic/pretrained/conv_plan.json --record --out runs/conv_plan
+	$(BIN)/simic train --preset finetune --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/finetune/controller.safetensors --episodes runs/finetune/controller.safetensors runs/conv_plan --out runs/taught
+	$(BIN)/simic plan --budget 28160 --out src/simic/pretrained/plan.json
 	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
 test: $(STAMP)

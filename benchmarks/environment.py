@@ -22,9 +22,9 @@ import torch
 import tyro
 
 from simic import Action, GrowableModel
-from simic.actions import HEADS
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import HEADS
 from simic.tasks.task import Task, make_task
 
 LONG = EpisodeConfig(horizon=10_000, anneal=False)

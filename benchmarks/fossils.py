@@ -17,13 +17,13 @@ import numpy as np
 import torch
 import tyro
 
-from simic.actions import HEADS
-from simic.environment import trainings as environment
+from simic.environment import host_trainings as environment
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.growth import stacked
-from simic.lifecycle import Stage
-from simic.slots import Slots
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import HEADS
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Stage
+from simic.stacked import hosts as stacked
 from simic.tasks.families import find_family
 
 LONG = EpisodeConfig(horizon=10_000, anneal=False)
@@ -49,13 +49,13 @@ def with_fossils(trainings: HostTrainings) -> HostTrainings:
         fits = np.flatnonzero(trainings.hosts.blueprint_table()[slot] >= 0)
         rows[:, 0], rows[:, 1], rows[:, 2] = 1, slot, fits[np.arange(trainings.num_hosts) % len(fits)]
         trainings.step(rows)
-    life = trainings.hosts.life
-    life.stage[:], life.alpha[:], life.alpha_target[:] = Stage.FOSSILIZED, 1.0, 1.0
-    trainings.hosts.follow_life()
+    slot_state = trainings.hosts.slot_state
+    slot_state.stage[:], slot_state.alpha[:], slot_state.alpha_target[:] = Stage.FOSSILIZED, 1.0, 1.0
+    trainings.hosts.sync_with_slots()
     return trainings
 
 
-def none(slots: Slots) -> np.ndarray:
+def none(slots: SlotState) -> np.ndarray:
     """No fossil is measured; here no other seed is left."""
     return np.zeros_like(slots.live)
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 import tyro
 
-from simic.actions import Action
 from simic.control.facts import Facts
 from simic.control.legality import Masks
-from simic.control.named import make_controller
+from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.lifecycle import LIVE
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import LIVE
 from simic.rewards.gaming import MIN_CONTRIBUTION
 from simic.tasks.families import find_family
 from simic.tasks.task import Task

@@ -20,8 +20,8 @@ from lab import run_parallel
 
 from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.evaluation.contestants import width_for
+from simic.environment.host_trainings import HostTrainings
+from simic.evaluation.candidates import width_for
 from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 from simic.tasks.task import Task

@@ -19,8 +19,8 @@ from lab import run_parallel
 
 from simic.control.heuristic import HeuristicConfig, HeuristicController
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.evaluation.measure import score
+from simic.environment.host_trainings import HostTrainings
+from simic.evaluation.measures import score
 from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 

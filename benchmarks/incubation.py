@@ -20,10 +20,10 @@ import tyro
 from lab import mean_and_error, run_parallel, train
 
 from simic import GrowableModel
-from simic.actions import HEADS, Action, Op
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
-from simic.lifecycle import INCUBATIONS, LifecycleConfig
+from simic.lifecycle.actions import HEADS, Action, Op
+from simic.lifecycle.stages import INCUBATIONS, LifecycleConfig
 from simic.tasks.task import Task, make_task
 
 BLUEPRINT, START = "conv_double", 5

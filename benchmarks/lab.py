@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from simic.control.baselines import Controller
-from simic.grow import Grown, grow_host
 from simic.growth.model import GrowableModel
-from simic.lifecycle import LifecycleConfig
+from simic.lifecycle.stages import LifecycleConfig
 from simic.tasks.task import Task
+from simic.training.grow_task import Grown, grow_host
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

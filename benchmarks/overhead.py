@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from simic import GrowableModel
-from simic.control.model_governor import ModelGovernor
+from simic.scheduler.model_governor import ModelGovernor
 
 SLOTS = ("stem", "block1", "block2")
 WIDTH_EMPTY, WIDTH_GROWN = 60, 27  # both networks then have about 100,000 parameters

@@ -39,11 +39,11 @@ from sb3_contrib.common.maskable.distributions import MaskableMultiCategoricalDi
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from simic.actions import HEAD_VALUES, HEADS
+from simic.gymnasium.collector import Collector, make_network
+from simic.lifecycle.actions import HEAD_VALUES, HEADS
 from simic.policy.network import GROWTH_TREE, PolicyConfig
 from simic.policy.tree import ActionTree, TreeDistribution
 from simic.ppo.agent import PPOAgent
-from simic.ppo.collect import Collector, make_network
 from simic.ppo.config import PPOConfig
 
 NUM_ENVS, NUM_STEPS, NUM_MINIBATCHES, PPO_EPOCHS = 8, 128, 4, 4

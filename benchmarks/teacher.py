@@ -1,6 +1,6 @@
 """Who should teach convolutions? Plans that plant in every slot from some decision on, against the heuristic.
 
-Run: python benchmarks/teacher.py [--rng-seeds 6] [--num-tasks 8] [--tasks excerpts:validation digits-cnn mnist1d-cnn]
+Run: python benchmarks/teacher.py [--rng-seeds 6] [--num-tasks 8] [--tasks subsets:validation digits-cnn mnist1d-cnn]
 
 All lead the same hosts; the score is that of `simic evaluate`, on test data of validation tasks.
 """
@@ -31,7 +31,7 @@ PLANS = {
 class Options:
     """What to measure."""
 
-    tasks: tuple[str, ...] = ("excerpts:validation", "digits-cnn", "mnist1d-cnn")
+    tasks: tuple[str, ...] = ("subsets:validation", "digits-cnn", "mnist1d-cnn")
     """Families with their split, or tasks."""
     num_tasks: int = 8
     """Tasks of each family."""

@@ -26,11 +26,11 @@ from pathlib import Path
 import tyro
 
 from simic.config import PRESETS
+from simic.storage.run_directory import RunDirectory
 from simic.telemetry.events import LEVELS, Anomaly, Level
 from simic.training.build import build_run
 from simic.training.loop import train
 from simic.training.progress import Progress
-from simic.training.run_directory import RunDirectory
 
 PHASES = ("rollout", "statistics", "update", "record", "checkpoint")
 

@@ -1,5 +1,66 @@
-"""What all tests share: one thread, so that runs on a busy machine are quick and sums come in one order."""
+"""What all tests share: one thread, so that runs on a busy machine are quick and sums come in one order; fixtures."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
+from helpers import tiny_comparison, tiny_run
+
+from simic.evaluation import candidates, comparison
+from simic.growth import blueprints
+from simic.tasks.task import Task
+from simic.training import build, episodes
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def learn_this(monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
+    """Let all groups of runs in this process learn a task of the test's own."""
+
+    def use(task: Task) -> None:
+        for module in (build, episodes):
+            monkeypatch.setattr(module, "group_task", lambda name, split, rng_seed, data_dir=None: task)
+
+    return use
+
+
+@pytest.fixture
+def tiny_task(learn_this: Callable[[Task], None]) -> Task:
+    """Runs in this process learn a task whose host epochs take a millisecond."""
+    task = tiny_run.make_task()
+    learn_this(task)
+    return task
+
+
+@pytest.fixture
+def compete_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
+    """Let contests in this process be about a task of the test's own, whatever they are told."""
+
+    def use(task: Task) -> None:
+        for module in (comparison, candidates):
+            monkeypatch.setattr(module, "find_task", lambda name: task)
+
+    return use
+
+
+@pytest.fixture
+def tiny_comparison_task(compete_on: Callable[[Task], None], monkeypatch: pytest.MonkeyPatch) -> Task:
+    """Contests in this process are about a tiny task, and end without a report, which takes seconds."""
+    task = tiny_comparison.make_task()
+    compete_on(task)
+    monkeypatch.setattr(comparison, "write_report", lambda results, path, reporter: None)
+    return task
+
+
+@pytest.fixture
+def grower(tmp_path: Path) -> str:
+    """The path of a learned controller that plants wherever it can, and keeps it."""
+    return tiny_comparison.save_network(tmp_path / "grower.safetensors", tiny_comparison.EAGER)
+
+
+@pytest.fixture
+def own_blueprints(monkeypatch):
+    """Let a test register blueprints of its own."""
+    monkeypatch.setattr(blueprints, "BLUEPRINTS", dict(blueprints.BLUEPRINTS))

@@ -15,15 +15,15 @@ import torch
 
 import simic
 from simic.cli import PresetsCommand, main
+from simic.commands.flags import CHOICES
 from simic.config import PRESETS as RUN_PRESETS
-from simic.flags import CHOICES
+from simic.storage.run_directory import RunDirectory, new_directory
 from simic.tasks import TaskName
 from simic.tasks.task import PRESETS
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
-from simic.training.run_directory import RunDirectory, new_directory
-from simic.training.workers import WorkersDiedError
+from simic.workers.pool import WorkersDiedError
 
 
 def exit_code(*args: str) -> int:
@@ -60,12 +60,12 @@ def test_wrong_values_say_what_is_wrong(capsys, tmp_path):
     assert "reads no files" in capsys.readouterr().err
     assert exit_code("grow", "--task", "cifar10-cnn", "--data-dir", str(tmp_path)) == 4
     assert "data_batch_1.bin" in capsys.readouterr().err
-    for command in ("grow", "schedule"):
+    for command in ("grow", "plan"):
         assert exit_code(command, "--out", str(tmp_path)) == 4
         assert f"--out: {tmp_path} is a directory; name a file" in capsys.readouterr().err
         assert exit_code(command, "--rng-seed", "-1") == 2
         assert "--rng-seed must not be negative, got -1" in capsys.readouterr().err
-    assert exit_code("schedule", "--workers", "-1") == 2
+    assert exit_code("plan", "--workers", "-1") == 2
     assert "--workers must not be negative, got -1" in capsys.readouterr().err
     for name in (":", "json:", ":dumps"):
         assert exit_code("grow", "--task", name) == 2
@@ -152,7 +152,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["train", "--algorithm", "iqll"], 2, "simic: --algorithm has no choice 'iqll'; did you mean iql?"),
     *(
         ([command, "--incubation", "shadw"], 2, "simic: --incubation has no choice 'shadw'; did you mean shadow?")
-        for command in ("train", "grow", "evaluate", "schedule")
+        for command in ("train", "grow", "evaluate", "plan")
     ),
     # Data, by its flag.
     (["train", "--task", "cifar10-cnn"], 4, "cifar-10-batches-bin has none: fetch"),
@@ -164,8 +164,8 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["evaluate", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
     (["grow", "--task", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
     (["grow", "--task", "a:b", "--data-dir", "x"], 2, "leave out --data-dir"),
-    (["schedule", "--tasks", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
-    (["schedule", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
+    (["plan", "--tasks", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
+    (["plan", "--data-dir", "x"], 2, "simic: --data-dir is for tasks that read files"),
     # Places.
     (
         ["train", "--out", "CONFIG"],
@@ -176,7 +176,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["train", "--profile", "CONFIG"], 4, "cannot write CONFIG"),
     (["evaluate", "--out", "CONFIG"], 4, "a file stands where a directory is needed"),
     (["grow", "--out", "nowhere/x.pt2"], 4, "--out: the directory nowhere does not exist"),
-    (["schedule", "--out", "nowhere/x.json"], 4, "--out: the directory nowhere does not exist"),
+    (["plan", "--out", "nowhere/x.json"], 4, "--out: the directory nowhere does not exist"),
     # Devices and episodes.
     (["train", "--device", ABSENT], 2, f"simic: this machine has no {ABSENT} that torch can use; choose --device cpu"),
     (
@@ -240,7 +240,7 @@ def test_what_needs_no_torch_is_answered_without_it(answers, number):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-@pytest.mark.parametrize("command", ["train", "evaluate", "grow", "schedule"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "grow", "plan"])
 def test_a_place_without_permission_is_told_at_once(tmp_path, capsys, command):
     tmp_path.chmod(0o500)
     code, said = told(capsys, command, "--out", str(tmp_path / "x"))
@@ -248,7 +248,7 @@ def test_a_place_without_permission_is_told_at_once(tmp_path, capsys, command):
     assert "Permission denied; choose another place" in said
 
 
-@pytest.mark.parametrize("command", ["train", "grow", "evaluate", "schedule", "report", "runs", "inspect"])
+@pytest.mark.parametrize("command", ["train", "grow", "evaluate", "plan", "report", "runs", "inspect"])
 def test_help_has_no_none_and_lists_choices_in_their_order(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])

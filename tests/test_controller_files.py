@@ -13,14 +13,14 @@ from safetensors.torch import save
 from torch import nn
 
 from simic import GrowableModel, GrowthScheduler, LearnedController
-from simic.bundle import BundleError, save_bundle
 from simic.cli import main
 from simic.control.learned import load_controller, make_network
 from simic.policy.config import PolicyConfig
 from simic.policy.network import RecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
-from simic.training.checkpoint import save_checkpoint
+from simic.storage.bundle import BundleError, save_bundle
+from simic.storage.checkpoint import save_checkpoint
 
 State = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simic import Action, HeuristicConfig, HeuristicController, ScheduleController, Stage
+from simic import Action, HeuristicConfig, HeuristicController, ScriptedController, Stage
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -43,7 +43,7 @@ def test_a_seed_lives_its_whole_life(name, capsys):
         "resnet": ("resnet.encoder.stages.0", "resnet.encoder.stages.1"),
         "gpt2": ("transformer.h.0", "transformer.h.1"),
     }[name]
-    schedule = ScheduleController(
+    schedule = ScriptedController(
         {
             0: Action("germinate", first, "low_rank", tempo=3),
             1: Action("germinate", second, "norm", tempo=8),

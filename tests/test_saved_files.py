@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from simic import Action, GrowableModel, GrowthScheduler, ScheduleController
+from simic import Action, GrowableModel, GrowthScheduler, ScriptedController
 from simic.cli import main
 from simic.config import PRESETS, override, read_config
 from simic.control.learned import LearnedController
-from simic.lifecycle import Stage
+from simic.lifecycle.stages import Stage
+from simic.storage.checkpoint import find_checkpoint
 from simic.telemetry.events import Update
 from simic.telemetry.reader import read_events
-from simic.training.checkpoint import find_checkpoint
-from simic.training.record import load_episodes
+from simic.training.episode_files import load_episodes
 
 FILES = Path(__file__).parent / "data" / "files_of_0_1"
 
@@ -68,7 +68,7 @@ def test_a_growing_model():
         return {"val_loss": float(nn.functional.cross_entropy(model(x), y))}
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    growth = GrowthScheduler(model, optimizer, ScheduleController([Action("wait")] * 9), evaluate=evaluate)
+    growth = GrowthScheduler(model, optimizer, ScriptedController([Action("wait")] * 9), evaluate=evaluate)
     growth.load(FILES / "growth.safetensors")
     assert [report.blueprint for report in model.growth()] == ["mlp", "low_rank"]
     assert model.growth()[0].stage == Stage.BLENDING

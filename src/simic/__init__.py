@@ -9,51 +9,51 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simic.actions import Action as Action
-    from simic.actions import Op as Op
-    from simic.bundle import load_bundle as load_bundle
-    from simic.bundle import save_bundle as save_bundle
     from simic.control.baselines import RandomController as RandomController
-    from simic.control.baselines import ScheduleController as ScheduleController
+    from simic.control.baselines import ScriptedController as ScriptedController
     from simic.control.baselines import WaitController as WaitController
     from simic.control.facts import Facts as Facts
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
     from simic.control.learned import LearnedController as LearnedController
-    from simic.control.scheduler import GrowthScheduler as GrowthScheduler
     from simic.growth.blueprints import SlotShape as SlotShape
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.blueprints import zeroed as zeroed
     from simic.growth.model import GrowableModel as GrowableModel
-    from simic.lifecycle import IllegalActionError as IllegalActionError
-    from simic.lifecycle import LifecycleConfig as LifecycleConfig
-    from simic.lifecycle import Stage as Stage
+    from simic.lifecycle.actions import Action as Action
+    from simic.lifecycle.actions import Op as Op
+    from simic.lifecycle.stages import IllegalActionError as IllegalActionError
+    from simic.lifecycle.stages import LifecycleConfig as LifecycleConfig
+    from simic.lifecycle.stages import Stage as Stage
+    from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
+    from simic.storage.bundle import load_bundle as load_bundle
+    from simic.storage.bundle import save_bundle as save_bundle
     from simic.tasks.data import Data as Data
     from simic.tasks.task import Task as Task
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Action": "actions",
+    "Action": "lifecycle.actions",
     "Data": "tasks.data",
     "Facts": "control.facts",
     "GrowableModel": "growth.model",
-    "GrowthScheduler": "control.scheduler",
+    "GrowthScheduler": "scheduler.scheduler",
     "HeuristicConfig": "control.heuristic",
     "HeuristicController": "control.heuristic",
-    "IllegalActionError": "lifecycle",
+    "IllegalActionError": "lifecycle.stages",
     "LearnedController": "control.learned",
-    "LifecycleConfig": "lifecycle",
-    "Op": "actions",
+    "LifecycleConfig": "lifecycle.stages",
+    "Op": "lifecycle.actions",
     "RandomController": "control.baselines",
-    "ScheduleController": "control.baselines",
+    "ScriptedController": "control.baselines",
     "SlotShape": "growth.blueprints",
-    "Stage": "lifecycle",
+    "Stage": "lifecycle.stages",
     "Task": "tasks.task",
     "WaitController": "control.baselines",
     "blueprint": "growth.blueprints",
-    "load_bundle": "bundle",
-    "save_bundle": "bundle",
+    "load_bundle": "storage.bundle",
+    "save_bundle": "storage.bundle",
     "zeroed": "growth.blueprints",
 }
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]

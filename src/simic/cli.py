@@ -13,21 +13,8 @@ from typing import Annotated, Any, cast, get_args
 import tyro
 
 from simic import __version__, pretrained
-from simic.config import (
-    DEFAULT_PRESET,
-    PRESETS,
-    PresetName,
-    RunConfig,
-    differences,
-    nearest,
-    override,
-    read_config,
-    read_run_config,
-    to_dict,
-)
-from simic.control import CONTROLLER_NAMES
-from simic.evaluation.commands import EvaluateCommand, ReportCommand, ScheduleCommand, compare
-from simic.flags import (
+from simic.commands.evaluate import EvaluateCommand, PlanCommand, ReportCommand, compare
+from simic.commands.flags import (
     CHOICES,
     IncubationChoice,
     OptionalAlgorithm,
@@ -44,8 +31,24 @@ from simic.flags import (
     OptionalTexts,
     Switch,
 )
-from simic.lifecycle import Incubation, LifecycleConfig
-from simic.preflight import (
+from simic.config import (
+    DEFAULT_PRESET,
+    PRESETS,
+    PresetName,
+    RunConfig,
+    differences,
+    nearest,
+    override,
+    read_config,
+    read_run_config,
+    to_dict,
+)
+from simic.control import CONTROLLER_NAMES
+from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.storage.printable import printable
+from simic.storage.run_directory import RunDirectory, new_directory
+from simic.tasks import DEFAULT_TASK, TaskName
+from simic.training.preflight import (
     check_choice,
     check_data,
     check_output_directory,
@@ -53,10 +56,7 @@ from simic.preflight import (
     check_run,
     refuse_ignored,
 )
-from simic.tasks import DEFAULT_TASK, TaskName
-from simic.terminal import printable
-from simic.training.run_directory import RunDirectory, new_directory
-from simic.used_settings import reads, used_settings
+from simic.training.used_settings import reads, used_settings
 
 USAGE_ERROR, DIVERGED, ENVIRONMENT_ERROR, INTERRUPTED = 2, 3, 4, 130
 RUNS = Path("runs")
@@ -254,7 +254,7 @@ class GrowCommand:
     task: str = DEFAULT_TASK
     """What the host learns: a task, or `module:function`, which returns a `simic.Task` of your model and data."""
     controller: str = "heuristic"
-    """Who decides: heuristic, random, wait, autogrow, schedule, pretrained, or the path of a controller or plan."""
+    """Who decides: heuristic, random, wait, autogrow, plan, pretrained, or the path of a controller or plan."""
     incubation: IncubationChoice = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     host_epochs: int = 40
@@ -279,7 +279,7 @@ class GrowCommand:
         check_choice("--incubation", self.incubation, CHOICES["incubation"])
         _check_task(self.task, self.data_dir)
         _check_controller(self.controller)
-        from simic.grow import print_growing
+        from simic.training.grow_task import print_growing
 
         print_growing(
             task_name=self.task,
@@ -303,7 +303,7 @@ class RunsCommand:
 
     def run(self) -> int:
         """Print one line per run."""
-        from simic.training.inspect import list_runs_as_table
+        from simic.commands.inspection import list_runs_as_table
 
         return list_runs_as_table(self.root)
 
@@ -319,7 +319,7 @@ class InspectCommand:
         """Print it."""
         if not self.path.exists():
             raise FileNotFoundError(f"there is nothing at {self.path}")
-        from simic.training.inspect import inspect_path
+        from simic.commands.inspection import inspect_path
 
         return inspect_path(self.path)
 
@@ -343,7 +343,7 @@ class DoctorCommand:
 
     def run(self) -> int:
         """Print what was found; exit code 4 if something needed is missing."""
-        from simic.training.doctor import print_diagnosis
+        from simic.commands.doctor import print_diagnosis
 
         return print_diagnosis()
 
@@ -362,7 +362,7 @@ Command = (
     Annotated[TrainCommand, tyro.conf.subcommand("train")]
     | Annotated[GrowCommand, tyro.conf.subcommand("grow")]
     | Annotated[EvaluateCommand, tyro.conf.subcommand("evaluate")]
-    | Annotated[ScheduleCommand, tyro.conf.subcommand("schedule")]
+    | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
     | Annotated[RunsCommand, tyro.conf.subcommand("runs")]
     | Annotated[InspectCommand, tyro.conf.subcommand("inspect")]
     | Annotated[ReportCommand, tyro.conf.subcommand("report")]

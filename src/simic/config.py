@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.json_files import check_values, parse_json, read_text
-from simic.lifecycle import LifecycleConfig
+from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.config import PolicyConfig
 from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
 from simic.rewards.schemes import RewardConfig
+from simic.storage.json_files import check_values, parse_json, read_text
 from simic.tasks import FamilyName, TaskName
 from simic.telemetry.anomalies import Thresholds
 from simic.telemetry.events import Level
 
 Algorithm = Literal["ppo", "imitation", "iql"]
 Device = Literal["cpu", "cuda", "mps", "xpu"]
-PresetName = Literal["quick", "standard", "pretrained", "thrift", "research"]
+PresetName = Literal["quick", "standard", "pretrained", "finetune", "research"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
             reward=RewardConfig(gamma=1.0, compute_weight=1.0),
         ),
     ),
-    "thrift": (
+    "finetune": (
         "How it then learned to try no more than it needs (with --init); about 5 minutes on 2 CPU cores.",
         RunConfig(
             task="mixed",
@@ -159,7 +159,7 @@ PRESETS: dict[PresetName, tuple[str, RunConfig]] = {
             num_groups=4,
             group_size=32,
             ppo=_learning(5e-4, 0.005),
-            reward=RewardConfig(scheme="thrifty", gamma=1.0, compute_weight=1.0),
+            reward=RewardConfig(scheme="score_with_costs", gamma=1.0, compute_weight=1.0),
         ),
     ),
     "research": (

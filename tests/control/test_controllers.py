@@ -18,13 +18,13 @@ from simic import (
     LifecycleConfig,
     Op,
     RandomController,
-    ScheduleController,
+    ScriptedController,
     Stage,
     WaitController,
 )
-from simic.actions import HEADS, TEMPOS
 from simic.control.legality import legal_masks
-from simic.slots import Slots, execute, tick
+from simic.lifecycle.actions import HEADS, TEMPOS
+from simic.lifecycle.slots import SlotState, execute, tick
 
 CONFIG = HeuristicConfig(
     patience=2, min_improvement=0.1, holding_decisions=2, min_contribution=0.0, max_live_seeds=1, max_seed_ratio=1.0,
@@ -41,7 +41,7 @@ def make_facts(decision=5, loss=1.0, slots=None, sizes=SIZES, lifecycle=None, nu
     val_loss = np.full((num_hosts, 16), np.nan)
     val_loss[:, -1] = loss
     return Facts(
-        slots=slots if slots is not None else Slots.dormant(num_hosts, num_slots),
+        slots=slots if slots is not None else SlotState.dormant(num_hosts, num_slots),
         lifecycle=lifecycle or LifecycleConfig(),
         slot_names=tuple("abcdef"[:num_slots]),
         blueprint_names=("small", "middle", "large", "huge"),
@@ -60,9 +60,9 @@ def make_facts(decision=5, loss=1.0, slots=None, sizes=SIZES, lifecycle=None, nu
     )
 
 
-def one_slot_in(stage, slot=0, **fields) -> Slots:
+def one_slot_in(stage, slot=0, **fields) -> SlotState:
     """One host with two slots, one of them (or a slice) with a seed of the middle blueprint in this stage."""
-    slots = Slots.dormant(1, 2)
+    slots = SlotState.dormant(1, 2)
     for name, value in {"stage": stage, "blueprint": MIDDLE, "age": 9, **fields}.items():
         getattr(slots, name)[0, slot] = value
     return slots
@@ -185,7 +185,7 @@ def plant(controller, decision) -> Action:
 
 def random_facts(rng, decision) -> Facts:
     """Five hosts in unrelated but possible states."""
-    slots = Slots.dormant(5, 2)
+    slots = SlotState.dormant(5, 2)
     slots.stage[:] = rng.integers(len(Stage), size=(5, 2))
     holds_seed = np.isin(
         slots.stage, (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -205,7 +205,7 @@ def alone(facts, index) -> Facts:
     """The facts of one host alone."""
     one = slice(index, index + 1)
     names = ("host_parameters", "seed_parameters", "decision", "val_loss", "val_accuracy")
-    slots = Slots(**{field.name: getattr(facts.slots, field.name)[one] for field in dataclasses.fields(Slots)})
+    slots = SlotState(**{field.name: getattr(facts.slots, field.name)[one] for field in dataclasses.fields(SlotState)})
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[one] for name in names})
 
 
@@ -298,7 +298,7 @@ def test_random_draws_are_legal_and_miss_nothing():
     """2,000 draws on hosts that live by them: executing raises on an illegal one, and every operation comes up."""
     lifecycle = LifecycleConfig(incubation="shadow", embargo_decisions=1)
     sizes = np.array([[10, 50, -1, -1], [-1, -1, 90, 900], [-1, -1, -1, -1]])  # nothing fits the third slot
-    slots, controller = Slots.dormant(5, 3), RandomController(0)
+    slots, controller = SlotState.dormant(5, 3), RandomController(0)
     drawn, fitting = [], {0: {0, 1}, 1: {2, 3}}
     for decision in range(400):
         facts = make_facts(decision, slots=slots, sizes=sizes, lifecycle=lifecycle, num_hosts=5)
@@ -310,7 +310,7 @@ def test_random_draws_are_legal_and_miss_nothing():
         slots.gradient_norm[:], slots.contribution[:] = 1.0, 0.1
         tick(slots, lifecycle)
         if (slots.stage == Stage.FOSSILIZED)[:, :2].all():
-            slots = Slots.dormant(5, 3)  # everything is settled: a new life
+            slots = SlotState.dormant(5, 3)  # everything is settled: a new life
     drawn = np.concatenate(drawn)
     assert len(drawn) == 2_000
     assert set(drawn[:, 0]) == set(Op)
@@ -343,7 +343,7 @@ def test_random_streams_are_restored():
 
 def test_a_schedule_plays_a_list_or_a_mapping():
     first, second = Action("germinate", "a", "middle"), Action("prune", "a")
-    listed, mapped = ScheduleController([first, second]), ScheduleController({1: first, 3: second})
+    listed, mapped = ScriptedController([first, second]), ScriptedController({1: first, 3: second})
     for schedule, ops in (
         (listed, ["germinate", "prune", "wait", "wait", "wait"]),
         (mapped, ["wait", "germinate", "wait", "prune", "wait"]),
@@ -355,7 +355,7 @@ def test_a_schedule_plays_a_list_or_a_mapping():
 
 def test_a_schedule_that_is_illegal_or_unknown_raises_when_its_time_comes():
     facts = make_facts(0)
-    rows = ScheduleController([Action("fossilize", "b")]).act(facts)
+    rows = ScriptedController([Action("fossilize", "b")]).act(facts)
     with pytest.raises(IllegalActionError, match=r"cannot fossilize .* the seed must be holding"):
         execute(facts.slots, rows, facts.lifecycle)
     for wrong, message in (
@@ -364,13 +364,13 @@ def test_a_schedule_that_is_illegal_or_unknown_raises_when_its_time_comes():
         (Action("sprout"), "op must be one of wait, germinate"),
     ):
         with pytest.raises(ValueError, match=message):
-            ScheduleController([wrong]).act(facts)
+            ScriptedController([wrong]).act(facts)
 
 
 @pytest.mark.parametrize("schedule", [["wait"], {0: Action(), 3: "wait"}, "wait"], ids=str)
 def test_a_schedule_of_something_else_is_refused(schedule):
     with pytest.raises(TypeError, match=r'made of actions such as Action\("wait"\), got \'w(ait)?\' for decision [03]'):
-        ScheduleController(schedule)
+        ScriptedController(schedule)
 
 
 # What is legal.

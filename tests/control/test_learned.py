@@ -21,23 +21,23 @@ from simic import (
     Op,
     Stage,
 )
-from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER
-from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.control.baselines import RandomController
 from simic.control.learned import load_network, make_network, network_input, row_masks
 from simic.control.legality import legal_masks
-from simic.control.named import make_controller
 from simic.control.observation import observe
+from simic.control.registry import make_controller
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY
+from simic.lifecycle.slots import SlotState, check_actions, execute, tick
 from simic.policy.config import PolicyConfig
 from simic.policy.network import GROWTH_TREE, RecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
-from simic.slots import Slots, check_actions, execute, tick
+from simic.storage.bundle import BundleError, load_bundle, save_bundle
 
 SMALL = PolicyConfig(hidden_size=16, encoding_size=16)
 
 
-def make_facts(slots: Slots, decision: int, lifecycle: LifecycleConfig, sizes: np.ndarray | None = None) -> Facts:
+def make_facts(slots: SlotState, decision: int, lifecycle: LifecycleConfig, sizes: np.ndarray | None = None) -> Facts:
     """What is known of hosts whose slots stand like this."""
     n, s = slots.stage.shape
     history = np.random.default_rng(decision).random((n, 16))
@@ -64,7 +64,7 @@ def make_facts(slots: Slots, decision: int, lifecycle: LifecycleConfig, sizes: n
 
 def random_lives(num_hosts: int, num_slots: int, incubation: Any = "direct", decisions: int = 12):
     """Facts of hosts that somebody leads at random, one decision after the other."""
-    lifecycle, slots = LifecycleConfig(incubation=incubation), Slots.dormant(num_hosts, num_slots)
+    lifecycle, slots = LifecycleConfig(incubation=incubation), SlotState.dormant(num_hosts, num_slots)
     controller, rng = RandomController(0), np.random.default_rng(0)
     for decision in range(decisions):
         facts = make_facts(slots.copy(), decision, lifecycle)
@@ -82,7 +82,7 @@ def allowed_by_rows(row: tuple[int, ...], rows: np.ndarray) -> bool:
     """Whether every head that matters may be chosen so, by the rows (R, W) of one host."""
     op, slot = row[0], row[1]
     for position, head in enumerate(HEADS):
-        if head in HEADS_THAT_MATTER[Op(op)]:
+        if head in HEADS_USED_BY[Op(op)]:
             index = GROWTH_TREE.num_rows + slot if head == "blueprint" else GROWTH_TREE.row_of[op, position]
             if not rows[index, row[position]]:
                 return False
@@ -90,7 +90,7 @@ def allowed_by_rows(row: tuple[int, ...], rows: np.ndarray) -> bool:
 
 
 def allowed_by_rules(row: tuple[int, ...], facts: Facts, host: int) -> bool:
-    one = Slots(**{name: values[host : host + 1] for name, values in vars(facts.slots).items()})
+    one = SlotState(**{name: values[host : host + 1] for name, values in vars(facts.slots).items()})
     try:
         check_actions(one, np.array([row]), facts.lifecycle)
     except IllegalActionError:
@@ -98,10 +98,10 @@ def allowed_by_rules(row: tuple[int, ...], facts: Facts, host: int) -> bool:
     return row[0] != Op.GERMINATE or bool(facts.blueprint_parameters[row[1], row[2]] >= 0)
 
 
-def any_slots(num_hosts: int, num_slots: int) -> Slots:
+def any_slots(num_hosts: int, num_slots: int) -> SlotState:
     """Slots in every stage and state."""
     rng, shape = np.random.default_rng(0), (num_hosts, num_slots)
-    slots = Slots.dormant(*shape)
+    slots = SlotState.dormant(*shape)
     slots.stage = rng.integers(0, len(Stage), shape)
     slots.blueprint = np.where(slots.live | (slots.stage == Stage.FOSSILIZED), 1, -1)
     slots.ramp_length, slots.ramp_step = rng.integers(0, 3, shape), rng.integers(0, 3, shape)
@@ -156,7 +156,7 @@ def test_no_row_is_empty_and_shapes_fit_the_network(num_slots):
 def test_it_acts_legally_on_any_host(num_slots, greedy):
     torch.manual_seed(num_slots)
     controller = LearnedController(make_network(SMALL), greedy=greedy)
-    lifecycle, slots = LifecycleConfig(), Slots.dormant(8, num_slots)
+    lifecycle, slots = LifecycleConfig(), SlotState.dormant(8, num_slots)
     done = set()
     for decision in range(12):
         facts = make_facts(slots.copy(), decision, lifecycle)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.actions import HEADS, Op
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
@@ -28,8 +27,9 @@ from simic.control.observation import (
     observe,
 )
 from simic.growth.blueprints import BLUEPRINTS
-from simic.lifecycle import INCUBATIONS, LifecycleConfig, Stage
-from simic.slots import Slots, execute, tick
+from simic.lifecycle.actions import HEADS, Op
+from simic.lifecycle.slots import SlotState, execute, tick
+from simic.lifecycle.stages import INCUBATIONS, LifecycleConfig, Stage
 
 NAN, INF = float("nan"), float("inf")
 NAMES = ("norm", "conv", "attention", "homemade")
@@ -59,7 +59,7 @@ def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -
         is_history = arrays[name].shape[-1:] == (16,)
         arrays[name] = np.broadcast_to(array, (num_hosts, array.shape[-1]) if is_history else arrays[name].shape)
     return Facts(
-        slots=slots if slots is not None else Slots.dormant(num_hosts, num_slots),
+        slots=slots if slots is not None else SlotState.dormant(num_hosts, num_slots),
         lifecycle=lifecycle or LifecycleConfig(),
         slot_names=tuple("abcdef"[:num_slots]),
         blueprint_names=NAMES,
@@ -68,9 +68,9 @@ def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -
     )
 
 
-def with_seed(slot=0, **fields) -> Slots:
+def with_seed(slot=0, **fields) -> SlotState:
     """One host whose slot 0 or 1 holds a conv seed."""
-    slots = Slots.dormant(1, 2)
+    slots = SlotState.dormant(1, 2)
     for name, value in {"stage": Stage.HOLDING, "blueprint": 1, **fields}.items():
         getattr(slots, name)[0, slot] = value
     return slots
@@ -333,7 +333,7 @@ def live(rng_seed, num_hosts, num_slots, incubation, decisions, nasty) -> Facts:
     rng = np.random.default_rng(rng_seed)
     lifecycle = LifecycleConfig(incubation=incubation, embargo_decisions=1, max_seeds=[None, 1, 9][rng_seed % 3])
     sizes = rng.choice([-1, 0, 3, 500, 2**40], size=(num_slots, len(NAMES)))
-    controller, slots = RandomController(rng_seed), Slots.dormant(num_hosts, num_slots)
+    controller, slots = RandomController(rng_seed), SlotState.dormant(num_hosts, num_slots)
     facts = make_facts(num_hosts, slots, sizes, lifecycle)
     for _ in range(decisions):
         actions = controller.act(facts)
@@ -374,8 +374,8 @@ def draw_life(rng_seed, num_hosts, num_slots, incubation, decisions, values) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(**LIVES)
-def test_every_value_is_finite_and_bounded_whatever_happens(**life):
-    facts = draw_life(**life)
+def test_every_value_is_finite_and_bounded_whatever_happens(**slot_state):
+    facts = draw_life(**slot_state)
     observation = observe(facts)
     for array in (observation.base, observation.slots, observation.blueprints):
         assert array.dtype == np.float32
@@ -402,10 +402,10 @@ def test_facts_that_are_nonsense_throughout_stay_bounded(value):
 
 @settings(max_examples=50, deadline=None)
 @given(**LIVES)
-def test_hosts_do_not_see_each_other(**life):
-    facts = draw_life(**life)
+def test_hosts_do_not_see_each_other(**slot_state):
+    facts = draw_life(**slot_state)
     together = observe(facts)
-    order = np.random.default_rng(life["rng_seed"]).permutation(facts.num_hosts)
+    order = np.random.default_rng(slot_state["rng_seed"]).permutation(facts.num_hosts)
     permuted = observe(pick_hosts(facts, order))
     assert_equal(
         permuted, Observation(base=together.base[order], slots=together.slots[order], blueprints=together.blueprints)
@@ -416,17 +416,17 @@ def test_hosts_do_not_see_each_other(**life):
 
 @settings(max_examples=50, deadline=None)
 @given(**LIVES)
-def test_the_order_of_slots_is_the_order_of_rows(**life):
-    facts = draw_life(**life)
+def test_the_order_of_slots_is_the_order_of_rows(**slot_state):
+    facts = draw_life(**slot_state)
     before = observe(facts)
     num_slots = facts.slots.stage.shape[1]
-    order = np.random.default_rng(life["rng_seed"]).permutation(num_slots)
+    order = np.random.default_rng(slot_state["rng_seed"]).permutation(num_slots)
     actions = facts.previous_action.copy()
     actions[:, 1] = np.argsort(order)[actions[:, 1]]
     after = observe(
         dataclasses.replace(
             facts,
-            slots=Slots(**{f.name: getattr(facts.slots, f.name)[:, order] for f in dataclasses.fields(Slots)}),
+            slots=SlotState(**{f.name: getattr(facts.slots, f.name)[:, order] for f in dataclasses.fields(SlotState)}),
             blueprint_parameters=facts.blueprint_parameters[order],
             seed_parameters=facts.seed_parameters[:, order],
             previous_action=actions,
@@ -441,7 +441,7 @@ def test_the_order_of_slots_is_the_order_of_rows(**life):
 
 def pick_hosts(facts, index) -> Facts:
     """These hosts, in this order."""
-    slots = Slots(**{f.name: getattr(facts.slots, f.name)[index] for f in dataclasses.fields(Slots)})
+    slots = SlotState(**{f.name: getattr(facts.slots, f.name)[index] for f in dataclasses.fields(SlotState)})
     shared = {"slots", "lifecycle", "slot_names", "blueprint_names", "blueprint_parameters"}
     names = [f.name for f in dataclasses.fields(Facts) if f.name not in shared]
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[index] for name in names})
@@ -456,7 +456,7 @@ def test_masks_at_hand_change_nothing_and_facts_are_left_as_they_were():
     facts = live(3, 4, 3, "shadow", 12, lambda shape: np.full(shape, 0.5))
     untouched = facts.slots.copy()
     assert_equal(observe(facts), observe(facts, legal_masks(facts)))
-    for field in dataclasses.fields(Slots):
+    for field in dataclasses.fields(SlotState):
         np.testing.assert_array_equal(getattr(facts.slots, field.name), getattr(untouched, field.name))
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from simic.actions import Action, Op
 from simic.cli import main
 from simic.control.autogrow import AutoGrowConfig, AutoGrowController
-from simic.control.named import make_controller
 from simic.control.plan import Plan, PlanController, decisions_to_fossil, load_plan, pick_blueprints
+from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.lifecycle import LifecycleConfig, Stage
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import Action, Op
+from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.tasks.data import Data
 from simic.tasks.hosts import plain_mlp_host, slot_names
 from simic.tasks.task import Task
@@ -62,8 +62,8 @@ def test_a_plan_is_carried_out_to_the_decision():
     assert when(said, "fossilize") == [6, 12]
     assert said[2] == Action("germinate", "stem", "glu", "gated", 3, 0.7)
     assert said[8] == Action("germinate", "block1", "glu", "gated", 3, 0.7)
-    assert (trainings.hosts.life.stage[:, :2] == Stage.FOSSILIZED).all()
-    assert (trainings.hosts.life.stage[:, 2] == Stage.DORMANT).all()
+    assert (trainings.hosts.slot_state.stage[:, :2] == Stage.FOSSILIZED).all()
+    assert (trainings.hosts.slot_state.stage[:, 2] == Stage.DORMANT).all()
 
 
 def test_seeds_that_are_due_at_once_are_planted_one_by_one():
@@ -156,7 +156,7 @@ def test_odd_json_is_refused_by_every_command_in_one_line(tmp_path, capsys, cont
         said = capsys.readouterr().err
         assert (stopped.value.code, said.count("\n")) == (2, 1), said
         assert str(path) in said
-        assert "`simic schedule` writes one" in said
+        assert "`simic plan` writes one" in said
 
 
 # AutoGrow, on facts whose accuracy the test sets.

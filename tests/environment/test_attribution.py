@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from simic.actions import Action
 from simic.environment.attribution import (
     attribute_episodes,
     cached,
@@ -22,8 +21,9 @@ from simic.environment.attribution import (
     seed_game,
     shapley,
 )
-from simic.growth.stacked import StackedHosts
-from simic.lifecycle import LifecycleConfig, Stage
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import LifecycleConfig, Stage
+from simic.stacked.hosts import StackedHosts
 
 NAN = np.nan
 
@@ -213,13 +213,13 @@ def grown(request):
         hosts.execute(actions)
         hosts.tick()
         if lifecycle.has_training_stage:
-            hosts.life.stage[hosts.life.stage == Stage.GERMINATED] = Stage.TRAINING
+            hosts.slot_state.stage[hosts.slot_state.stage == Stage.GERMINATED] = Stage.TRAINING
             hosts.tick()
         for _ in range(5):
             hosts.train_step(x, y, torch.full((4,), 0.05, dtype=torch.double))
     for place in ((3, 0), (3, 1)):
-        hosts.life.stage[place], hosts.life.alpha[place] = Stage.FOSSILIZED, 0.7
-    hosts.life.stage[0, 1], hosts.life.alpha[0, 1] = Stage.HOLDING, 0.5
+        hosts.slot_state.stage[place], hosts.slot_state.alpha[place] = Stage.FOSSILIZED, 0.7
+    hosts.slot_state.stage[0, 1], hosts.slot_state.alpha[0, 1] = Stage.HOLDING, 0.5
     hosts.tick()
     return hosts, x, y
 
@@ -231,14 +231,14 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
     found = coalition_metrics(hosts, x, y, masks)
     some = coalition_metrics(hosts, x[[3, 1]], y[[3, 1]], masks[:, [3, 1]], np.array([3, 1]))
     assert some == pytest.approx(found[:, [3, 1]], abs=1e-12)
-    life, original = hosts.life, hosts.life.alpha.copy()
-    life.stage[life.live] = Stage.HOLDING  # a seed in training has no alpha of its own
+    slot_state, original = hosts.slot_state, hosts.slot_state.alpha.copy()
+    slot_state.stage[slot_state.live] = Stage.HOLDING  # a seed in training has no alpha of its own
     for mask, values in zip(masks, found, strict=True):
-        on = np.where(original > 0, original, life.alpha_target)
-        life.alpha[:] = np.where(mask, on, 0.0)
-        hosts.follow_life()
+        on = np.where(original > 0, original, slot_state.alpha_target)
+        slot_state.alpha[:] = np.where(mask, on, 0.0)
+        hosts.sync_with_slots()
         expected = hosts.evaluate(x, y)[1]
-        life.alpha[:] = original
+        slot_state.alpha[:] = original
         assert values == pytest.approx(expected.numpy(), abs=1e-12)
     assert np.ptp(found, axis=0).min() > 1e-4, "the masks make a difference in every host"
 
@@ -246,14 +246,14 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
 def test_leave_one_out_of_real_seeds_equals_the_switching_of_each_decision(grown):
     hosts, x, y = grown
     _, metric, flipped = hosts.evaluate_and_attribute(x, y)
-    heard = hosts.life.alpha > 0
-    speaking = heard & hosts.life.live
+    heard = hosts.slot_state.alpha > 0
+    speaking = heard & hosts.slot_state.live
     without = np.tile(heard, (4, 1, 1))
     without[[1, 2, 3], :, [0, 1, 2]] = False
     values = coalition_metrics(hosts, x, y, without)
     assert values[0] == pytest.approx(metric.numpy(), abs=1e-12)
     assert values[1:].T[speaking] == pytest.approx(flipped[speaking], abs=1e-12)
-    training = hosts.life.stage == Stage.TRAINING
+    training = hosts.slot_state.stage == Stage.TRAINING
     for n, slot in np.argwhere(training):
         joined = heard.copy()
         joined[n, slot] = True
@@ -279,8 +279,8 @@ def test_shapley_values_of_real_seeds_add_up_to_what_growth_brought(grown):
     result = shapley(value, present, generator=rng())
     all_in, none = value(np.stack([present, ~everyone(3)]))
     assert result.values.sum(1) == pytest.approx(all_in - none, abs=1e-12)
-    assert (np.abs(result.values[hosts.life.occupied]) > 1e-6).all(), "fossils play too"
-    assert result.values[~hosts.life.occupied] == pytest.approx(0, abs=1e-12)
+    assert (np.abs(result.values[hosts.slot_state.occupied]) > 1e-6).all(), "fossils play too"
+    assert result.values[~hosts.slot_state.occupied] == pytest.approx(0, abs=1e-12)
     assert none == pytest.approx(bare_metric(hosts, x, y), abs=1e-12)
     assert torch.equal(hosts.hosts.rows, before)
 
@@ -300,7 +300,7 @@ def test_at_the_end_each_host_gets_what_it_would_alone(grown):
     hosts, x, y = grown
     which = np.array([True, False, True, True])
     found = attribute_episodes(hosts, split(x, y), which)
-    present = hosts.life.occupied & which[:, None]
+    present = hosts.slot_state.occupied & which[:, None]
     assert np.array_equal(np.isfinite(found.shapley), present)
     assert (found.shapley_error[present] == 0).all()
     pairs = present[:, :, None] & present[:, None] & ~np.eye(3, dtype=bool)
@@ -318,7 +318,7 @@ def test_hosts_that_do_not_fit_into_memory_at_once_play_in_turn(grown):
     hosts, x, y = grown
     whole = attribute_episodes(hosts, [(x, y)], everyone(4))
     hosts._hosts_at_once = 3
-    hosts.follow_life()
+    hosts.sync_with_slots()
     for one, other in zip(whole, attribute_episodes(hosts, [(x, y)], everyone(4)), strict=True):
         assert one == pytest.approx(other, abs=1e-12, nan_ok=True)
 
@@ -335,8 +335,8 @@ def test_coalitions_that_say_the_same_of_seeds_cost_one_pass(grown):
     hosts, x, y = grown
     passes = []
     hosts.metric = lambda logits, targets: passes.append(1) or minus_loss(logits, targets)
-    masks = np.tile(hosts.life.occupied, (3, 1, 1))
-    masks[1][~hosts.life.occupied] = True
+    masks = np.tile(hosts.slot_state.occupied, (3, 1, 1))
+    masks[1][~hosts.slot_state.occupied] = True
     coalition_metrics(hosts, x, y, masks)
     assert len(passes) == 1
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from arena import make_data, make_task, of
+from helpers.tiny_comparison import make_data, make_task, of
 from torch import nn
 
 from simic import pretrained
 from simic.control.plan import Plan
-from simic.evaluation.contest import evaluate
+from simic.evaluation.comparison import evaluate
 from simic.growth.blueprints import BLUEPRINTS
 from simic.tasks.task import Task
 

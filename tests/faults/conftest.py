@@ -1,13 +1,9 @@
-"""Modules beside these tests can be imported by name: `trials`."""
+"""Runs to harm; every test here is slow."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from trials import Trial, finish
+from helpers.fault_runs import Trial, finish
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from trials import (
+from helpers.fault_runs import (
     UPDATES,
     Strike,
     Trial,
@@ -24,8 +23,9 @@ from trials import (
     run_to_end,
     say,
 )
+from safetensors.torch import save_file
 
-from simic.bundle import load_bundle, save_bundle
+from simic.storage.bundle import load_bundle, save_bundle
 
 FILES = ("state.safetensors", "state.json", "manifest.json")
 

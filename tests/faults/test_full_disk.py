@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trials import Strike, Trial, assert_same, finish, run_to_end
+from helpers.fault_runs import Strike, Trial, assert_same, finish, run_to_end
 
-from simic.training.checkpoint import list_checkpoints, load_checkpoint
+from simic.storage.checkpoint import list_checkpoints, load_checkpoint
 
 SIZE, PAGE = 96 * 2**20, 4096
 
@@ -59,7 +59,7 @@ def test_full_while_logging_recording_and_checkpointing(small_disk, tmp_path, un
 
 def attempt(trial: Trial, log: Path) -> tuple[int, str]:
     """Go on where there may be no space even for the config file and the log of this test."""
-    from trials import end_of, fork
+    from helpers.fault_runs import end_of, fork
 
     elsewhere = Trial(log.with_suffix(""))
     arguments = elsewhere.arguments()

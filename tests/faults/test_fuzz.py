@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fuzz import EVALUATE, Case, make_case, run_limited
-from trials import _FORK, end_of
+from helpers.fault_runs import _FORK, end_of
+from helpers.fuzz import EVALUATE, Case, make_case, run_limited
 
 NUM_CASES = 2000
 BATCH = 100

@@ -5,9 +5,9 @@ import signal
 import time
 
 import pytest
-from trials import PATIENCE, UPDATES, Strike, Trial, assert_same, await_, end_of, finish, launch, run_to_end
+from helpers.fault_runs import PATIENCE, UPDATES, Strike, Trial, assert_same, await_, end_of, finish, launch, run_to_end
 
-from simic.training.checkpoint import CRASH_POINTS, list_checkpoints
+from simic.storage.checkpoint import CRASH_POINTS, list_checkpoints
 
 CHAINS, KILLS = 10, 5
 
@@ -52,7 +52,7 @@ def test_killed_while_checkpointing(point, trial, unharmed):
 PLACES = (
     ("simic.training.build:write_config", 1),
     ("simic.training.run:Run.state", 1),
-    ("simic.environment.trainings:HostTrainings._train", 15),
+    ("simic.environment.host_trainings:HostTrainings._train", 15),
     ("simic.training.run:save_episodes", 3),
     ("simic.ppo.agent:PPOAgent._step", 6),
     ("simic.telemetry.recorder:Recorder.end_update", 3),

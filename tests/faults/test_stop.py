@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from trials import (
+from helpers.fault_runs import (
     DEADLINE,
     UPDATES,
     Strike,
@@ -41,9 +41,9 @@ def assert_stopped(trial: Trial, number: int, update: int, unharmed: Trial) -> N
 
 PLACES = {
     "beginning to watch": ("signal:signal", 2, 0),
-    "first host epoch": ("simic.growth.stacked_optimizer:Learner.step", 2, 0),
-    "host epoch": ("simic.environment.trainings:HostTrainings._train", 2 * DECISIONS + 3, 2),
-    "validation": ("simic.environment.trainings:HostTrainings._attribute", DECISIONS + 3, 1),
+    "first host epoch": ("simic.stacked.optimizer:Learner.step", 2, 0),
+    "host epoch": ("simic.environment.host_trainings:HostTrainings._train", 2 * DECISIONS + 3, 2),
+    "validation": ("simic.environment.host_trainings:HostTrainings._attribute", DECISIONS + 3, 1),
     "statistics": ("simic.training.run:episode_figures", 3, 2),
     "recording episodes": ("simic.training.run:save_episodes", 3, 2),
     "scales are learned": ("simic.ppo.agent:PPOAgent._anchor", 2, 1),
@@ -52,9 +52,9 @@ PLACES = {
     "telling": ("simic.training.run:Update", 2, 2),
     "told": ("simic.telemetry.recorder:Recorder.end_update", 3, 3),
     "copying the state": ("simic.training.run:Run.state", 3, 2),
-    "writing a checkpoint": ("simic.training.checkpoint:_write", 2, 2),
-    "naming a checkpoint": ("simic.training.checkpoint:_publish", 2, 2),
-    "removing checkpoints": ("simic.training.checkpoint:_prune", 2, 2),
+    "writing a checkpoint": ("simic.storage.checkpoint:_write", 2, 2),
+    "naming a checkpoint": ("simic.storage.checkpoint:_publish", 2, 2),
+    "removing checkpoints": ("simic.storage.checkpoint:_prune", 2, 2),
     "showing": ("simic.training.run:Run.show", 2, 2),
     "saving the controller": ("simic.ppo.agent:PPOAgent.save_controller", 1, UPDATES),
 }
@@ -91,7 +91,7 @@ def test_stopped_at_random_instants(chain, trial, unharmed):
 
 @pytest.mark.parametrize("second", [TERM, INT])
 def test_a_second_signal_kills(second, trial, unharmed):
-    process = launch(trial, Strike("simic.training.checkpoint:_publish", 2, TERM, hang=100))
+    process = launch(trial, Strike("simic.storage.checkpoint:_publish", 2, TERM, hang=100))
     await_(trial.struck.exists, "the first signal came")
     time.sleep(0.3)  # the first one waits until the checkpoint is written
     assert process.is_alive()

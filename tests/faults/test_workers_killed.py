@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from trials import PATIENCE, Trial, assert_same, await_, command, events, session_of, workers_of
+from helpers.fault_runs import PATIENCE, Trial, assert_same, await_, command, events, session_of, workers_of
 
 
 def test_workers_change_nothing(trial, unharmed):

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import simic
-from simic.actions import Action
 from simic.growth.blueprints import BLUEPRINTS, SlotShape, blueprints_for, count_parameters, get_blueprint
 from simic.growth.model import GrowableModel
+from simic.lifecycle.actions import Action
 
 CONV1, CONV2, CONV3 = (SlotShape("conv", 16, dims) for dims in (1, 2, 3))
 FEATURES, SEQUENCE = SlotShape("features", 16), SlotShape("sequence", 16)
@@ -207,7 +207,10 @@ def test_a_bad_blueprint_is_refused_and_nothing_changes(build, message):
     simic.blueprint("bad", topology="features")(build)
     model = GrowableModel(make_host(), ["1"], example_input=X)
     model.train()
-    before, life = {name: value.clone() for name, value in model.state_dict().items()}, model.life.state_dict()
+    before, slot_state = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        model.slot_state.state_dict(),
+    )
     rng = torch.get_rng_state()
     alone = model(X)
     for attempt in (lambda: model.execute(Action("germinate", "1", "bad")), lambda: model.plant("1", "bad")):
@@ -215,7 +218,7 @@ def test_a_bad_blueprint_is_refused_and_nothing_changes(build, message):
             attempt()
         assert model.state_dict().keys() == before.keys()
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert model.life.state_dict() == life
+        assert model.slot_state.state_dict() == slot_state
         assert model.germinations == 0
         assert model.seed("1") is None
         assert torch.equal(torch.get_rng_state(), rng)

@@ -6,12 +6,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import simic
-from simic.actions import Action
 from simic.growth.blend import straight_through
-from simic.growth.incubation import constant_but, shadow_loss, speaking_with
+from simic.growth.incubation import constant_but, override_alpha, shadow_loss
+from simic.growth.isolation import evaluating, preserve_state
 from simic.growth.model import GrowableModel
-from simic.lifecycle import Incubation, LifecycleConfig
-from simic.passes import evaluating, undisturbed
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import Incubation, LifecycleConfig
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1, 1, 0])
 
@@ -59,7 +59,7 @@ def test_an_undisturbed_pass_leaves_buffers_and_random_streams():
     host = make_host().train()
     before = {name: value.clone() for name, value in host.state_dict().items()}
     rng = torch.get_rng_state()
-    with undisturbed(host):
+    with preserve_state(host):
         host(X)
         assert not torch.equal(host.state_dict()["1.running_mean"], before["1.running_mean"])
     assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
@@ -69,14 +69,14 @@ def test_an_undisturbed_pass_leaves_buffers_and_random_streams():
 def test_an_undisturbed_pass_does_not_break_a_graph_that_is_still_needed():
     host = make_host().train()
     loss = loss_of(host)
-    with undisturbed(host):
+    with preserve_state(host):
         loss_of(host)
     loss.backward()
 
 
 def test_exempt_buffers_do_change():
     host = make_host().train()
-    with undisturbed(host, exempt=host[1]):
+    with preserve_state(host, exempt=host[1]):
         host(X)
     assert host[1].num_batches_tracked == 1
     assert host[5].num_batches_tracked == 0
@@ -107,12 +107,12 @@ class Boom(nn.Module):
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("context", [undisturbed, evaluating, lambda host: constant_but(host, host[0])])
+@pytest.mark.parametrize("context", [preserve_state, evaluating, lambda host: constant_but(host, host[0])])
 def test_an_error_inside_a_pass_leaves_no_trace_either(context):
     host = make_host().train()
     before, rng = {name: value.clone() for name, value in host.state_dict().items()}, torch.get_rng_state()
     host.append(Boom())
-    with pytest.raises(RuntimeError, match="boom"), undisturbed(host), context(host):
+    with pytest.raises(RuntimeError, match="boom"), preserve_state(host), context(host):
         host(X)
     assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
     assert all(p.requires_grad for p in host.parameters())
@@ -141,8 +141,8 @@ def test_a_failing_closure_leaves_the_model_as_it_was():
 def test_overrides_nest():
     seed = in_training("shadow", "2").seed("2")
     assert seed is not None
-    with speaking_with(seed, 0.5):
-        with speaking_with(seed, 0.0):
+    with override_alpha(seed, 0.5):
+        with override_alpha(seed, 0.0):
             assert seed.override == 0.0
         assert seed.override == 0.5
     assert seed.override is None
@@ -213,7 +213,7 @@ def test_seeds_in_training_do_not_hear_each_other(incubation):
 def test_a_blending_seed_does_not_feel_a_seed_in_training():
     def blending_gradient(with_pupil: bool) -> list[torch.Tensor]:
         model = in_training("shadow", "2", "6")
-        model.life.gradient_norm[:] = 1.0
+        model.slot_state.gradient_norm[:] = 1.0
         model.execute(Action("advance", "2"))
         model.tick()
         if not with_pupil:

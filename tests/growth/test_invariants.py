@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from simic.actions import STYLES, Action, Op
 from simic.growth.blueprints import BLUEPRINTS
 from simic.growth.model import GrowableModel
 from simic.growth.seed import Seed
-from simic.lifecycle import INCUBATIONS, IllegalActionError, Incubation, LifecycleConfig, Stage
-from simic.slots import legal_ops
+from simic.lifecycle.actions import STYLES, Action, Op
+from simic.lifecycle.slots import legal_ops
+from simic.lifecycle.stages import INCUBATIONS, IllegalActionError, Incubation, LifecycleConfig, Stage
 
 SLOT = "stem"
 FOUR_SLOTS = ("stem.0", "stem.1", "stem.2", "stem")  # one inside the other
@@ -107,20 +107,24 @@ def germinated_in_every_style(
 
 
 def stage_of(model: GrowableModel, slot: int = 0) -> Stage:
-    return Stage(model.life.stage[0, slot])
+    return Stage(model.slot_state.stage[0, slot])
 
 
 def may(model: GrowableModel, op: Op) -> bool:
-    return bool(legal_ops(model.life, model.lifecycle)[0, op, 0])
+    return bool(legal_ops(model.slot_state, model.lifecycle)[0, op, 0])
 
 
 def live_until(model: GrowableModel, stage: Stage) -> GrowableModel:
     """Let time pass, and move seeds on when due; gradients count as healthy, contributions as good."""
-    life = model.life
-    life.gradient_norm[:], life.contribution[:] = 1.0, 0.1
-    while (life.stage[0] != stage).any():
-        resting = life.ramping[0] | ((life.stage[0] == Stage.TRAINING) & (life.stage_age[0] == 0)) | ~life.live[0]
-        due = np.flatnonzero((life.stage[0] != stage) & ~resting)
+    slot_state = model.slot_state
+    slot_state.gradient_norm[:], slot_state.contribution[:] = 1.0, 0.1
+    while (slot_state.stage[0] != stage).any():
+        resting = (
+            slot_state.ramping[0]
+            | ((slot_state.stage[0] == Stage.TRAINING) & (slot_state.stage_age[0] == 0))
+            | ~slot_state.live[0]
+        )
+        due = np.flatnonzero((slot_state.stage[0] != stage) & ~resting)
         if due.size:
             op = "fossilize" if stage_of(model, due[0]) == Stage.HOLDING else "advance"
             model.execute(Action(op, model.slot_names[due[0]]))
@@ -158,11 +162,11 @@ def tensors_of(model: GrowableModel) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def assert_same_state(model: GrowableModel, state: dict[str, Tensor], life: dict[str, list]) -> None:
+def assert_same_state(model: GrowableModel, state: dict[str, Tensor], slot_state: dict[str, list]) -> None:
     now = model.state_dict()
     assert now.keys() == state.keys()
     assert all(torch.equal(now[name], state[name]) for name in now)
-    assert model.life.state_dict() == life
+    assert model.slot_state.state_dict() == slot_state
 
 
 # Birth.
@@ -348,15 +352,15 @@ STAGES = [
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_refused_operation_changes_nothing(kind, incubation, stage):
     model = brought_to(kind, incubation, stage)
-    model.life.gradient_norm[:] = math.nan
-    model.life.contribution[:] = math.nan
-    state, life, rng = tensors_of(model), model.life.state_dict(), torch.get_rng_state()
+    model.slot_state.gradient_norm[:] = math.nan
+    model.slot_state.contribution[:] = math.nan
+    state, slot_state, rng = tensors_of(model), model.slot_state.state_dict(), torch.get_rng_state()
     refused = [op for op in Op if not may(model, op)]
     assert refused
     for op in refused:
         with pytest.raises(IllegalActionError, match=f"cannot {op} in slot {SLOT}"):
             model.execute(Action(str(op), SLOT, "low_rank", alpha_speed=3))
-        assert_same_state(model, state, life)
+        assert_same_state(model, state, slot_state)
         assert torch.equal(torch.get_rng_state(), rng)
 
 
@@ -367,10 +371,10 @@ def test_a_refused_operation_changes_nothing(kind, incubation, stage):
 )
 def test_a_row_that_makes_no_sense_changes_nothing(row):
     model = make_model("features", "direct")
-    state, life = tensors_of(model), model.life.state_dict()
+    state, slot_state = tensors_of(model), model.slot_state.state_dict()
     with pytest.raises(ValueError, match="must"):
         model.execute(np.array(row))
-    assert_same_state(model, state, life)
+    assert_same_state(model, state, slot_state)
 
 
 # Saving.
@@ -386,8 +390,8 @@ def test_a_loaded_model_gives_the_same_output_and_takes_the_same_next_step(kind,
     train_step(model, model.loss, optimizer, x, 0)
     again = make_model(kind, incubation, FOUR_SLOTS)
     again.load_state_dict(model.state_dict())
-    for field in fields(model.life):
-        np.testing.assert_array_equal(getattr(again.life, field.name), getattr(model.life, field.name))
+    for field in fields(model.slot_state):
+        np.testing.assert_array_equal(getattr(again.slot_state, field.name), getattr(model.slot_state, field.name))
     optimizer_again = torch.optim.Adam(again.parameters(), lr=0.01)
     optimizer_again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert torch.equal(run(again, x), run(model, x))

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from simic.actions import Action
 from simic.growth.model import GrowableModel
-from simic.lifecycle import IllegalActionError, LifecycleConfig, Stage
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import IllegalActionError, LifecycleConfig, Stage
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
@@ -414,14 +414,14 @@ def test_a_slot_that_changes_its_features_later_is_named():
     layer = Adjustable()
     model = make_model("0", host=nn.Sequential(layer))
     model.execute(Action("germinate", "0", "norm"))
-    before, life = snapshot(model), model.life.state_dict()
+    before, slot_state = snapshot(model), model.slot_state.state_dict()
     layer.width = 5
     with pytest.raises(ValueError, match=r"slot '0' changed shape: its seed was built for features, 4 .*got \(4, 5\)"):
         model(X)
     layer.width = 4
     model(X)
     assert_unchanged(model, before)
-    assert model.life.state_dict() == life
+    assert model.slot_state.state_dict() == slot_state
 
 
 def test_other_batch_and_picture_sizes_are_fine():
@@ -591,9 +591,9 @@ def test_loading_uses_up_no_random_numbers(style):
 def test_a_model_with_a_broken_seed_can_still_be_saved():
     model, again = make_model(), make_model()
     model.execute(Action("germinate", "2", "mlp"))
-    model.life.gradient_norm[0, 0], model.life.contribution[0, 0] = np.inf, -np.inf
+    model.slot_state.gradient_norm[0, 0], model.slot_state.contribution[0, 0] = np.inf, -np.inf
     again.load_state_dict(model.state_dict())
-    np.testing.assert_array_equal(again.life.gradient_norm, model.life.gradient_norm)
+    np.testing.assert_array_equal(again.slot_state.gradient_norm, model.slot_state.gradient_norm)
 
 
 @pytest.mark.parametrize(
@@ -613,11 +613,11 @@ def test_a_state_dict_that_does_not_fit_changes_nothing(spoil, message):
     state = dict(planted(make_model(), "2").state_dict())
     spoil(state)
     model = planted(make_model(), "4", blueprint="norm")
-    before, life, seed = snapshot(model), model.life.state_dict(), model.seed("4")
+    before, slot_state, seed = snapshot(model), model.slot_state.state_dict(), model.seed("4")
     with pytest.raises(ValueError, match=message):
         model.load_state_dict(state)
     assert_unchanged(model, before)
-    assert model.life.state_dict() == life
+    assert model.slot_state.state_dict() == slot_state
     assert model.seed("4") is seed
 
 
@@ -748,8 +748,8 @@ def test_print_growth_says_what_there_is():
     model = make_model()
     model.plant("2", "norm", style="gated")
     model.execute(Action("germinate", "4", "mlp"))
-    model.life.contribution[0] = 0.25, -0.125
-    model.life.counterfactual[0, 1] = True
+    model.slot_state.contribution[0] = 0.25, -0.125
+    model.slot_state.counterfactual[0, 1] = True
     model.tick()
     output = io.StringIO()
     model.print_growth(Console(file=output, width=120))
@@ -758,7 +758,7 @@ def test_print_growth_says_what_there_is():
     assert ["4", "blending", "mlp", "0.33", "148", "-0.1250 (if blended in)"] in rows  # 5 x 16 + 17 x 4
     # 3 x 4 + 4, the norm's 8, 4 x 4 + 4, 4 x 2 + 2
     assert "host 54 parameters, grown 162" in output.getvalue()
-    model.life.contribution_age[0] = 4, 1
+    model.slot_state.contribution_age[0] = 4, 1
     model.print_growth(Console(file=output, width=120))
     assert "+0.2500 (4 decisions ago)" in output.getvalue()
     assert model.growth()[0].contribution_age == 4

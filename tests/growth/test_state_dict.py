@@ -43,7 +43,7 @@ def grow(model: GrowableModel) -> GrowableModel:
 def everything(model: GrowableModel) -> dict[str, object]:
     state = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(part._forward_hooks) for part in model.host.modules())
-    return {"state": state, "life": model.life.state_dict(), "germinations": model.germinations, "hooks": hooks}
+    return {"state": state, "life": model.slot_state.state_dict(), "germinations": model.germinations, "hooks": hooks}
 
 
 def same(a: object, b: object) -> bool:
@@ -141,12 +141,12 @@ def test_what_is_missing_and_unexpected_is_named_as_the_state_dict_does(wrap):
 def test_host_weights_go_into_a_grown_model_and_its_seeds_stay():
     model, host = grow(make_model()), make_host()
     seeds = {name: value.clone() for name, value in model.seeds.state_dict().items()}
-    life = model.life.state_dict()
+    slot_state = model.slot_state.state_dict()
     keys = model.load_state_dict(host.state_dict(), strict=False)
     assert all(name.startswith("seeds.") for name in keys.missing_keys)
     assert len(keys.missing_keys) == len(seeds)
     assert same(dict(model.seeds.state_dict()), seeds)
-    assert model.life.state_dict() == life
+    assert model.slot_state.state_dict() == slot_state
     assert torch.equal(model.host[0].weight, host[0].weight)
 
 
@@ -158,7 +158,7 @@ def test_a_model_that_never_grew_fits_other_slots():
     for receiver in (model, other):
         receiver.load_state_dict(copy.deepcopy(state))
         assert not list(receiver.seeds)
-        np.testing.assert_array_equal(receiver.life.stage, Stage.DORMANT)
+        np.testing.assert_array_equal(receiver.slot_state.stage, Stage.DORMANT)
 
 
 def test_a_model_inside_another_module_goes_back_too():

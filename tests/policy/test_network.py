@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.actions import HEADS, HEADS_THAT_MATTER, Op
+from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
 from simic.policy.config import PolicyConfig
 from simic.policy.network import (
     GROWTH_TREE,
@@ -19,7 +19,7 @@ from simic.policy.network import (
     compile_network,
     unwrap,
 )
-from simic.policy.recurrence import cut
+from simic.policy.recurrence import split_episodes
 from simic.policy.tree import TreeDistribution
 
 BASE, SLOT, BLUEPRINT = 5, 6, 4
@@ -36,7 +36,7 @@ def make_network(config=SMALL, *, trained=True) -> FactoredRecurrentActorCritic:
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
-        network.see(make_observation(6, 3), torch.ones(6, 3, dtype=torch.bool))
+        network.update_normalizers(make_observation(6, 3), torch.ones(6, 3, dtype=torch.bool))
     return network
 
 
@@ -112,8 +112,8 @@ def test_slots_and_blueprints_that_are_not_there_change_nothing():
     assert torch.allclose(small.contribution, large.contribution[..., :3], atol=1e-5)
     assert torch.allclose(small.state, large.state, atol=1e-5)
     twin = copy.deepcopy(network)
-    network.see(observation, torch.ones(3, 2, dtype=torch.bool))
-    twin.see(padded, torch.ones(3, 2, dtype=torch.bool))
+    network.update_normalizers(observation, torch.ones(3, 2, dtype=torch.bool))
+    twin.update_normalizers(padded, torch.ones(3, 2, dtype=torch.bool))
     for part in ("slots", "blueprints"):
         assert torch.allclose(network.normal(part).mean, twin.normal(part).mean)
         assert network.normal(part).count == twin.normal(part).count
@@ -122,7 +122,7 @@ def test_slots_and_blueprints_that_are_not_there_change_nothing():
 def test_only_valid_steps_are_seen():
     network, observation = make_network(trained=False), make_observation(4, 2)
     valid = torch.tensor([[True, True], [True, False], [False, False], [True, False]])
-    network.see(observation, valid)
+    network.update_normalizers(observation, valid)
     rows = observation["base"][valid].double()
     assert torch.allclose(network.normal("base").mean, rows.mean(0))
     assert network.normal("slots").count == 4 * 3
@@ -154,7 +154,7 @@ def test_every_head_is_conditioned_on_the_op():
     logits = network(make_observation(1, 1), network.initial_state(1)).logits[0, 0]
     for head in ("slot", "style", "alpha_target", "alpha_speed", "alpha_curve"):
         rows = [row for row, index in enumerate(GROWTH_TREE.row_head) if HEADS[index] == head]
-        assert len(rows) == sum(head in heads for heads in HEADS_THAT_MATTER.values())
+        assert len(rows) == sum(head in heads for heads in HEADS_USED_BY.values())
         for row in rows[1:]:
             assert not torch.allclose(logits[rows[0], :3], logits[row, :3], atol=1e-4), head
 
@@ -206,7 +206,7 @@ def test_pieces_are_steps_with_zeroed_states(seed, rate, kind):
     rng = np.random.default_rng(seed)
     first = rng.random((12, 3)) < rate
     observation, state = make_observation(12, 3, seed=seed), torch.randn(3, network.state_size)
-    whole = network(observation, torch.where(torch.from_numpy(first[0])[:, None], 0.0, state), cut(first))
+    whole = network(observation, torch.where(torch.from_numpy(first[0])[:, None], 0.0, state), split_episodes(first))
     for step in range(12):
         state = torch.where(torch.from_numpy(first[step])[:, None], 0.0, state)
         output = network({part: values[step : step + 1] for part, values in observation.items()}, state)
@@ -330,7 +330,7 @@ def assert_compiled_says_the_same(network, first, **options):
     torch._dynamo.reset()
     compiled = compile_network(network, **options)
     assert unwrap(compiled) is network
-    arguments = make_observation(len(first), 2), network.initial_state(2), cut(first)
+    arguments = make_observation(len(first), 2), network.initial_state(2), split_episodes(first)
     ours, theirs = compiled(*arguments), network(*arguments)
     assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
     assert torch.allclose(ours.value, theirs.value, atol=1e-5)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.policy.recurrence import SHORT, Core, cut, state_health
+from simic.policy.recurrence import SHORT, Core, split_episodes, state_health
 
 INPUTS, HIDDEN = 3, 4
 
@@ -52,7 +52,7 @@ def test_pieces_are_steps_with_zeroed_states(name, data):
     x = torch.randn(steps, envs, INPUTS, generator=generator)
     state = torch.randn(envs, core.state_size, generator=generator).requires_grad_()
     state_after_reset = torch.where(torch.from_numpy(first[0])[:, None], 0.0, state)
-    out, _ = core(x, state_after_reset, cut(first))
+    out, _ = core(x, state_after_reset, split_episodes(first))
     expected, _ = stepped(core, x, state, torch.from_numpy(first))
     assert out.shape == (steps, envs, HIDDEN)
     assert torch.allclose(out, expected, atol=1e-5)
@@ -66,14 +66,14 @@ def test_pieces_are_steps_with_zeroed_states(name, data):
 def test_whole_episodes_need_no_cut():
     first = np.zeros((5, 3), dtype=bool)
     first[0] = True
-    assert cut(first) is None
+    assert split_episodes(first) is None
 
 
 def test_a_piece_that_begins_ignores_the_state_before_the_rollout():
     core, first = make_core("lstm"), np.array([[True, False], [False, True]])
     x = torch.randn(2, 2, INPUTS)
     quiet, loud = torch.zeros(2, core.state_size), torch.full((2, core.state_size), 3.0)
-    a, b = core(x, quiet, cut(first))[0], core(x, loud, cut(first))[0]
+    a, b = core(x, quiet, split_episodes(first))[0], core(x, loud, split_episodes(first))[0]
     assert (a[:, 0] == b[:, 0]).all()
     assert (a[0, 1] != b[0, 1]).any()
     assert (a[1, 1] == b[1, 1]).all()
@@ -84,7 +84,7 @@ def test_some_begin_and_some_go_on():
     core, first = make_core("gru"), np.array([[True, False], [False, False]])
     x = torch.randn(2, 2, INPUTS)
     quiet, loud = torch.zeros(2, core.state_size), torch.full((2, core.state_size), 3.0)
-    a, b = core(x, quiet, cut(first))[0], core(x, loud, cut(first))[0]
+    a, b = core(x, quiet, split_episodes(first))[0], core(x, loud, split_episodes(first))[0]
     assert (a[:, 0] == b[:, 0]).all()
     assert (a[:, 1] != b[:, 1]).any(-1).all()
 
@@ -94,7 +94,7 @@ def test_some_begin_and_some_go_on():
 def test_padding_at_most_doubles_what_is_not_short(seed, steps):
     """Every step is found where `back` says; buckets of long pieces are at most half padding."""
     first = np.random.default_rng(seed).random((steps, 3)) < 0.1
-    pieces = cut(first)
+    pieces = split_episodes(first)
     if pieces is None:
         return
     laid_out = torch.cat([bucket.source.flatten() for bucket in pieces.buckets])

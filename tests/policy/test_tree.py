@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER, Op
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
 from simic.policy.network import GROWTH_TREE
 from simic.policy.tree import ActionTree, TreeDistribution
 
@@ -18,7 +18,7 @@ SIZES = {head: len(values) for head, values in HEAD_VALUES.items()} | {"slot": S
 WIDTH = max(SIZES.values())
 # The order of rows that the tree promises: the first head, the others under each op, blueprints in each slot.
 ROWS = [("op", None)]
-ROWS += [(h, op) for h in HEADS[1:] if h != "blueprint" for op in Op if h in HEADS_THAT_MATTER[op]]
+ROWS += [(h, op) for h in HEADS[1:] if h != "blueprint" for op in Op if h in HEADS_USED_BY[op]]
 ROWS += [("blueprint", slot) for slot in range(SLOTS)]
 
 
@@ -41,7 +41,7 @@ def enumerate_actions(logits, mask) -> dict[tuple[int, ...], dict[str, float]]:
         table[name] = weight / weight.sum()
     found = {}
     for op in Op:
-        heads = [head for head in HEADS if head in HEADS_THAT_MATTER[op] and head != "op"]
+        heads = [head for head in HEADS if head in HEADS_USED_BY[op] and head != "op"]
         for choices in itertools.product(*(range(SIZES[head]) for head in heads)):
             chosen = dict(zip(heads, choices, strict=True))
             probs = {"op": table["op", None][op]}
@@ -122,7 +122,7 @@ def test_which_heads_matter_is_the_one_table():
         action = torch.tensor([op] + [0] * (len(HEADS) - 1))
         policy_ = TreeDistribution(GROWTH_TREE, policy.rows.log_probs, policy.rows.mask)
         matters = policy_.matters(action).tolist()
-        assert [head for head, does in zip(HEADS, matters, strict=True) if does] == list(HEADS_THAT_MATTER[op])
+        assert [head for head, does in zip(HEADS, matters, strict=True) if does] == list(HEADS_USED_BY[op])
 
 
 def test_head_entropy_is_of_the_rows_that_the_action_came_from():
@@ -143,7 +143,7 @@ def test_head_entropy_is_of_the_rows_that_the_action_came_from():
     assert entropy_of(op=Op.WAIT) == {"op"}
     assert entropy_of(op=Op.GERMINATE, slot=1) == {"op", "slot", "blueprint", "tempo", "alpha_target"}
     assert entropy_of(op=Op.GERMINATE, slot=2) == {"op", "slot", "tempo", "alpha_target"}
-    assert entropy_of(op=Op.SET_ALPHA_TARGET) == set(HEADS_THAT_MATTER[Op.SET_ALPHA_TARGET])
+    assert entropy_of(op=Op.SET_ALPHA_TARGET) == set(HEADS_USED_BY[Op.SET_ALPHA_TARGET])
 
 
 def test_the_likeliest_choice_of_each_head_given_those_before_it():

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lives import Lives, flat_agent, growth_agent, play, stir, without
+from helpers.rollouts import RandomHosts, flat_agent, growth_agent, play, stir, without
 
-from simic.actions import HEADS, Op
+from simic.lifecycle.actions import HEADS, Op
 from simic.policy.masked import MaskedCategorical
 from simic.ppo import losses
 from simic.ppo.agent import DivergedError, make_optimizer
@@ -49,14 +49,14 @@ def norm_of(gradients) -> float:
 
 def test_what_is_sampled_can_be_executed():
     """1,000 random decisions on real slots, sampled and greedy: the rules refuse none."""
-    agent, lives = stir(growth_agent()), Lives(20, 3)
+    agent, hosts = stir(growth_agent()), RandomHosts(20, 3)
     state = agent.initial_state(20)
     for step in range(50):
-        observation, mask = lives.look()
+        observation, mask = hosts.look()
         decision = agent.act(observation, mask, state, greedy=step % 10 == 9)
-        lives.step(decision.action)  # raises at an illegal one
+        hosts.step(decision.action)  # raises at an illegal one
         state = decision.state
-        lives.reset(lives.rng.random(20) < 0.02)
+        hosts.reset(hosts.rng.random(20) < 0.02)
 
 
 def test_acting_tells_the_value_in_real_units_and_the_probabilities():
@@ -281,7 +281,7 @@ def test_the_entropy_coefficient_does_not_grow_with_the_number_of_heads(head_siz
     batch, figures = agent._anchor(rollout)
     batch = replace(batch, advantage=torch.zeros_like(batch.advantage))
     weights = agent._entropy_weights(figures["head_entropy"])
-    terms = ppo_terms(agent.network, batch, mean_weights(batch), weights, agent.value_scale.units(), agent.config)
+    terms = ppo_terms(agent.network, batch, mean_weights(batch), weights, agent.value_scale.mean_std(), agent.config)
     assert terms.loss.item() == pytest.approx(-0.3, abs=1e-5)
 
 

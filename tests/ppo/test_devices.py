@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from lives import flat_agent, growth_agent, play
-from one_device import OneDevice
+from helpers.one_device import OneDevice
+from helpers.rollouts import flat_agent, growth_agent, play
 
 from simic.policy.masked import MaskedCategorical
 from simic.policy.moments import Normalizer, widest_float

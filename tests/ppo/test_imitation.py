@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from simic.actions import HEAD_VALUES, HEADS, HEADS_THAT_MATTER, Op
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.config import PPOConfig
@@ -186,7 +186,7 @@ def test_a_head_that_nobody_used_stays_as_it_was():
     metrics = imitate(agent, [data], ImitationConfig(passes=3))
     after = agent.plain.head_parameters()
     for head in HEADS:
-        used = head in HEADS_THAT_MATTER[Op.GERMINATE]
+        used = head in HEADS_USED_BY[Op.GERMINATE]
         same = all(torch.equal(a, b) for a, b in zip(before[head], after[head], strict=True))
         assert same != used, head
         assert math.isnan(metrics.held_out[-1].head_loss[head]) != used

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from environments import (
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers.environments import (
     GrowOrWait,
     MaskedBandit,
     TMaze,
@@ -11,11 +12,10 @@ from environments import (
     cart_pole_without_velocities,
     greedy_returns,
 )
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from simic.gymnasium.collector import Collector, make_network
 from simic.policy.network import FactoredRecurrentActorCritic, PolicyConfig
 from simic.ppo.agent import PPOAgent
-from simic.ppo.collect import Collector, make_network
 from simic.ppo.config import PPOConfig
 
 pytestmark = pytest.mark.slow

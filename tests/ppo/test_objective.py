@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lives import flat_agent, growth_agent, play, stir, without
+from helpers.rollouts import flat_agent, growth_agent, play, stir, without
 from torch import nn
 
-from simic.actions import HEADS, HEADS_THAT_MATTER, Op
+from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
 from simic.policy.network import Output
 from simic.policy.tree import TreeDistribution
 from simic.ppo.agent import PPOAgent
@@ -40,12 +40,12 @@ def scene(request):
     return played(request.param)
 
 
-def loss_and_gradient(network, plain, parts, entropy_weights, units=UNITS, config=None):
+def loss_and_gradient(network, plain, parts, entropy_weights, mean_std=UNITS, config=None):
     """Sum over (batch, weights) of the loss, and its gradient by name."""
     plain.zero_grad(set_to_none=True)
     total = 0.0
     for batch, weights in parts:
-        loss = ppo_terms(network, batch, weights, entropy_weights, units, config or PPOConfig()).loss
+        loss = ppo_terms(network, batch, weights, entropy_weights, mean_std, config or PPOConfig()).loss
         loss.backward()
         total += loss.item()
     return total, {name: p.grad.clone() for name, p in plain.named_parameters() if p.grad is not None}
@@ -369,7 +369,7 @@ def test_a_single_operation_moves_the_heads_of_the_one_table(op, surrogate):
         if any(p.grad is not None and p.grad.any() for p in own)
     }
     available = {head for head, is_so in zip(HEADS, batch.available.any(0).any(0).tolist(), strict=True) if is_so}
-    assert available <= set(HEADS_THAT_MATTER[op])
+    assert available <= set(HEADS_USED_BY[op])
     assert moved == available | {"op"}
 
 

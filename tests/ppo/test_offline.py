@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from simic.actions import HEAD_VALUES, HEADS, Op
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.config import PPOConfig
-from simic.ppo.imitation import ImitationConfig, imitate, study
+from simic.ppo.imitation import ImitationConfig, imitate, prepare_demonstrations
 from simic.ppo.offline import (
     IQLConfig,
     TwinQ,
@@ -204,7 +204,7 @@ def test_a_coin_by_hand(inverse_temperature, limit, odds):
 
 def test_without_temperature_it_is_imitation():
     agent, rng = growth_agent(), np.random.default_rng(0)
-    data = study(agent, [bandit(rng, 32)])
+    data = prepare_demonstrations(agent, [bandit(rng, 32)])
     q = TwinQ(agent.plain, rng_seed=0)
     terms = figures_of(agent, q, q, data, IQLConfig(inverse_temperature=0.0))
     metrics = imitate(agent, [data], ImitationConfig(passes=1, held_out=0.0, minibatch_envs=32, learning_rate=1e-9))

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lives import flat_agent, growth_agent, play
+from helpers.rollouts import flat_agent, growth_agent, play
 
-from simic.actions import HEADS
+from simic.lifecycle.actions import HEADS
 from simic.policy.network import GROWTH_TREE
 from simic.ppo.rollout import Rollout, join
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lives import flat_agent, growth_agent, play
+from helpers.rollouts import flat_agent, growth_agent, play
 from safetensors import safe_open
 
 import simic
-from simic.bundle import BundleError, load_bundle, save_bundle
 from simic.policy.network import compile_network
 from simic.ppo.agent import PPOAgent
+from simic.storage.bundle import BundleError, load_bundle, save_bundle
 
 SETTINGS = {
     "learning_rate_schedule": "kl",
@@ -28,7 +28,7 @@ GO_ON = """
 import sys
 import torch
 torch.set_num_threads(1)
-from lives import {make}, play
+from helpers.rollouts import {make}, play
 agent = {make}(rng_seed=5, **{settings})
 agent.load(sys.argv[1])
 for seed in (2, 3):

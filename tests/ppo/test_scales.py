@@ -69,29 +69,29 @@ def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
     torch.manual_seed(seed)
     head, scale, inputs = critic(6), ValueScale(), torch.randn(20, 6, generator=generator)
     for _ in range(3):
-        before = scale.real(head(inputs))
+        before = scale.denormalize(head(inputs))
         returns = mean + deviation * torch.randn(30, generator=generator)
         scale.learn(returns, torch.ones(30, dtype=torch.bool), head)
         largest = before.abs().max().item() + abs(mean) + deviation
-        assert torch.allclose(scale.real(head(inputs)), before, atol=1e-5 * max(1.0, largest))
-    units = scale.units()
-    assert units[0].item() == pytest.approx(mean, abs=deviation)
-    assert units[1].item() == pytest.approx(deviation, rel=0.5)
+        assert torch.allclose(scale.denormalize(head(inputs)), before, atol=1e-5 * max(1.0, largest))
+    mean_std = scale.mean_std()
+    assert mean_std[0].item() == pytest.approx(mean, abs=deviation)
+    assert mean_std[1].item() == pytest.approx(deviation, rel=0.5)
 
 
 def test_the_first_returns_set_the_units_and_later_ones_move_them():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
     scale.learn(torch.tensor([1.0, 3.0]), EVERY, head)
-    assert [unit.item() for unit in scale.units()] == pytest.approx([2.0, 1.0])
+    assert [unit.item() for unit in scale.mean_std()] == pytest.approx([2.0, 1.0])
     scale.learn(torch.tensor([7.0, 7.0]), EVERY, head)
-    assert scale.units()[0].item() == pytest.approx(0.9 * 2 + 0.1 * 7)
-    assert scale.units()[1].item() == pytest.approx((0.9 * 1 + 0.09 * 25) ** 0.5)
+    assert scale.mean_std()[0].item() == pytest.approx(0.9 * 2 + 0.1 * 7)
+    assert scale.mean_std()[1].item() == pytest.approx((0.9 * 1 + 0.09 * 25) ** 0.5)
 
 
 def test_returns_of_padding_do_not_count():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
     scale.learn(torch.tensor([1.0, 3.0, 1e6]), torch.tensor([True, True, False]), head)
-    assert [unit.item() for unit in scale.units()] == pytest.approx([2.0, 1.0])
+    assert [unit.item() for unit in scale.mean_std()] == pytest.approx([2.0, 1.0])
 
 
 def test_no_returns_change_nothing():
@@ -99,4 +99,4 @@ def test_no_returns_change_nothing():
     weight = head[0].weight.clone()
     scale.learn(torch.zeros(0), EVERY[:0], head)
     assert (head[0].weight == weight).all()
-    assert [unit.item() for unit in scale.units()] == pytest.approx([0.0, 1.0])
+    assert [unit.item() for unit in scale.mean_std()] == pytest.approx([0.0, 1.0])

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.actions import HEAD_VALUES, HEADS, Op
-from simic.lifecycle import INCUBATIONS, LifecycleConfig, Stage
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
+from simic.lifecycle.slots import SlotState, execute, legal_ops, tick
+from simic.lifecycle.stages import INCUBATIONS, LifecycleConfig, Stage
 from simic.rewards import terms
-from simic.rewards.facts import StepFacts
 from simic.rewards.schemes import FORFEIT_LIMIT, SCHEMES, TERMS, RewardConfig, SchemeName, reward
-from simic.slots import Slots, execute, legal_ops, tick
+from simic.rewards.transition import Transition
 
 N, S = 6, 3
 NAN, INF = float("nan"), float("inf")
@@ -24,7 +24,7 @@ random_life = given(rng_seed=st.integers(0, 2**32 - 1))
 quickly = settings(max_examples=30, deadline=None)
 
 
-def legal_actions(rng: np.random.Generator, slots: Slots, config: LifecycleConfig) -> np.ndarray:
+def legal_actions(rng: np.random.Generator, slots: SlotState, config: LifecycleConfig) -> np.ndarray:
     """One legal action per host; operations are drawn first, so that late stages are reached."""
     sizes = [{"slot": S, "blueprint": 2}.get(head) or len(HEAD_VALUES[head]) for head in HEADS]
     actions = rng.integers(0, sizes, size=(N, len(HEADS)))
@@ -36,7 +36,7 @@ def legal_actions(rng: np.random.Generator, slots: Slots, config: LifecycleConfi
     return actions
 
 
-def measure(rng: np.random.Generator, slots: Slots) -> None:
+def measure(rng: np.random.Generator, slots: SlotState) -> None:
     """Contributions of the seeds, some left out; counterfactual ones where alpha is 0."""
     contribution = rng.uniform(-1.0, 1.0, (N, S))
     contribution[rng.random((N, S)) < 0.1] = NAN
@@ -45,11 +45,11 @@ def measure(rng: np.random.Generator, slots: Slots) -> None:
     slots.gradient_norm[:] = np.where(slots.occupied, 1.0, NAN)
 
 
-def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[StepFacts]:
+def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[Transition]:
     """The decisions of N episodes; with rollbacks, half of the hosts end early (and what follows does not count)."""
     rng = np.random.default_rng(rng_seed)
     config = LifecycleConfig(incubation=INCUBATIONS[rng_seed % 3], min_training_decisions=1, embargo_decisions=1)
-    slots, metric, loss = Slots.dormant(N, S), rng.random(N), rng.uniform(0, 5, N)
+    slots, metric, loss = SlotState.dormant(N, S), rng.random(N), rng.uniform(0, 5, N)
     first_metric = metric = np.where(rng.random(N) < 0.2, NAN, metric)
     first_loss, host_parameters = loss, rng.integers(10, 1000, N)
     parameters = host_parameters.copy()
@@ -66,7 +66,7 @@ def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[StepF
         metric, loss = np.where(np.isnan(first_metric), NAN, rng.random(N)), rng.uniform(0, 5, N)
         parameters = host_parameters + seed_parameters.sum(1)
         path.append(
-            StepFacts(
+            Transition(
                 op=actions[:, 0],
                 slot=actions[:, 1],
                 slots_before=before,
@@ -92,25 +92,25 @@ def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[StepF
     return path
 
 
-def take(facts: StepFacts, hosts: np.ndarray) -> StepFacts:
+def take(facts: Transition, hosts: np.ndarray) -> Transition:
     """The same decision of some hosts, in the order asked for."""
 
     def pick(value):
-        if isinstance(value, Slots):
-            return Slots(**{f.name: getattr(value, f.name)[hosts] for f in fields(Slots)})
+        if isinstance(value, SlotState):
+            return SlotState(**{f.name: getattr(value, f.name)[hosts] for f in fields(SlotState)})
         return value[hosts]
 
-    return StepFacts(**{f.name: pick(getattr(facts, f.name)) for f in fields(StepFacts)})
+    return Transition(**{f.name: pick(getattr(facts, f.name)) for f in fields(Transition)})
 
 
-def extreme(rng: np.random.Generator) -> StepFacts:
+def extreme(rng: np.random.Generator) -> Transition:
     """A decision in which everything that can go wrong has."""
 
     def draw(*values, shape=(N,)):
         return rng.choice(np.array(values, dtype=float), size=shape)
 
-    def slots() -> Slots:
-        made = Slots.dormant(N, S)
+    def slots() -> SlotState:
+        made = SlotState.dormant(N, S)
         made.stage[:] = rng.integers(0, len(Stage), (N, S))
         made.stage_age[:] = rng.choice([0, 1, 10**15], (N, S))
         made.blueprint[:] = rng.integers(-1, 2, (N, S))
@@ -120,7 +120,7 @@ def extreme(rng: np.random.Generator) -> StepFacts:
         return made
 
     metric, loss, parameters = (NAN, 0.0, 0.5, 1.0), (0.0, -5.0, 1e-300, 1e30, 1e308, INF, NAN), (0, 1, 1e9, 1e300)
-    return StepFacts(
+    return Transition(
         op=rng.integers(0, len(Op), N),
         slot=rng.integers(0, S, N),
         slots_before=slots(),
@@ -216,14 +216,14 @@ def test_escrow_leaves_each_seed_with_its_credit_and_removed_seeds_with_nothing(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_episode_that_was_rolled_back_is_worth_its_penalty(scheme):
     facts = live(3)[12]
-    broken = StepFacts(
-        **{f.name: getattr(facts, f.name) for f in fields(StepFacts)}
+    broken = Transition(
+        **{f.name: getattr(facts, f.name) for f in fields(Transition)}
         | {"rolled_back": np.ones(N, dtype=bool), "earned": np.full(N, 40.0)}
     )
     got = reward(broken, RewardConfig(scheme=scheme, rollback_penalty=7.0))
     stage = got.terms.get("stage", 0.0)  # the potential goes back to 0
     np.testing.assert_allclose(got.total, -7.0 - 40.0 + stage)
-    rich = StepFacts(**{f.name: getattr(broken, f.name) for f in fields(StepFacts)} | {"earned": np.full(N, 1e9)})
+    rich = Transition(**{f.name: getattr(broken, f.name) for f in fields(Transition)} | {"earned": np.full(N, 1e9)})
     np.testing.assert_allclose(reward(rich, RewardConfig(scale=0.1)).terms["forfeit"], -0.1 * FORFEIT_LIMIT)
 
 
@@ -317,8 +317,8 @@ def test_wrong_settings_are_refused_by_name(field, value):
 
 def test_thrifty_is_the_score_less_what_interventions_cost():
     for facts in live(rng_seed=3):
-        score, thrifty = (
-            reward(facts, RewardConfig(scheme=scheme, compute_weight=1.0)) for scheme in ("score", "thrifty")
+        score, score_with_costs = (
+            reward(facts, RewardConfig(scheme=scheme, compute_weight=1.0)) for scheme in ("score", "score_with_costs")
         )
         costs = [-terms.INTERVENTION_COST[Op(op)] for op in facts.op]
-        np.testing.assert_allclose(thrifty.total - score.total, costs, atol=1e-9)
+        np.testing.assert_allclose(score_with_costs.total - score.total, costs, atol=1e-9)

@@ -5,29 +5,29 @@ import math
 import numpy as np
 import pytest
 
-from simic.actions import Op
-from simic.lifecycle import Stage
+from simic.lifecycle.actions import Op
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Stage
 from simic.rewards import terms
-from simic.rewards.facts import StepFacts
-from simic.slots import Slots
+from simic.rewards.transition import Transition
 
 NAN, INF = float("nan"), float("inf")
 
 
-def slots(num_hosts: int = 1, **figures) -> Slots:
+def slots(num_hosts: int = 1, **figures) -> SlotState:
     """Two slots per host; the first holds what `figures` say."""
-    made = Slots.dormant(num_hosts, 2)
+    made = SlotState.dormant(num_hosts, 2)
     for name, value in figures.items():
         getattr(made, name)[:, 0] = value
     return made
 
 
-def seed(stage: Stage = Stage.HOLDING, **figures) -> Slots:
+def seed(stage: Stage = Stage.HOLDING, **figures) -> SlotState:
     """A seed that is fully in, in the first slot."""
     return slots(**{"stage": stage, "blueprint": 0, "alpha": 1.0} | figures)
 
 
-def step(before: Slots | None = None, after: Slots | None = None, **changes) -> StepFacts:
+def step(before: SlotState | None = None, after: SlotState | None = None, **changes) -> Transition:
     """A decision on one host of 1,000 parameters that stands still at 50 %, with `changes`."""
     figures = {
         "op": Op.WAIT,
@@ -50,7 +50,7 @@ def step(before: Slots | None = None, after: Slots | None = None, **changes) -> 
     } | changes
     before = slots() if before is None else before
     per_slot = figures.pop("seed_parameters_after", (0, 0))
-    return StepFacts(
+    return Transition(
         slots_before=before,
         slots_after=before if after is None else after,
         seed_parameters_after=np.array([per_slot]),

@@ -59,7 +59,7 @@ def test_mixed_draws_what_mlp_and_cnn_draw():
 
 
 def test_excerpts_are_clean_samples_of_two_data_sets():
-    tasks = [find_family("excerpts").draw_task(rng_seed) for rng_seed in range(60)]
+    tasks = [find_family("subsets").draw_task(rng_seed) for rng_seed in range(60)]
     hosts = [task.draw(0).traits for task in tasks]
     assert {(host["concept"], host["classes"]) for host in hosts} == {("digits", 10), ("mnist1d", 10), ("mnist1d", 5)}
     assert {(host["data_size"], host["label_noise"]) for host in hosts} == {(1024, 0.0)}
@@ -87,7 +87,7 @@ def test_splits_share_neither_architectures_nor_difficulties(name):
 def test_splits_draw_from_different_streams(name):
     family = find_family(name)
     # With equal ranges the hosts of two splits would still differ.
-    draws = [replace(family.draw_task(3, split).draws, concepts=(), data_share=(0.5,)) for split in SPLITS]
+    draws = [replace(family.draw_task(3, split).draws, problems=(), data_share=(0.5,)) for split in SPLITS]
     data = find_family("digits").draw_task(0).data
     labels = [each.host(data, 0.1, rng_seed=0).data.train_y for each in draws]
     assert not torch.equal(labels[0], labels[1])
@@ -117,7 +117,7 @@ def test_families_are_found_by_name():
     with pytest.raises(ValueError, match="no task family is named 'digit'; did you mean digits"):
         find_family("digit")
     with pytest.raises(
-        ValueError, match="no task family is named 'xyz'; did you mean mlp, cnn, mixed, excerpts, digits"
+        ValueError, match="no task family is named 'xyz'; did you mean mlp, cnn, mixed, subsets, digits"
     ):
         find_family("xyz")
 

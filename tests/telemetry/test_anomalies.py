@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simic.actions import HEADS
+from simic.lifecycle.actions import HEADS
 from simic.telemetry.anomalies import MUST_BE_FINITE, NAMES, AnomalyDetector, Thresholds
 
 HEALTHY: dict[str, float] = {

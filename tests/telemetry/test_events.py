@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simic.lifecycle import Stage
+from simic.lifecycle.stages import Stage
 from simic.telemetry import events
 from simic.telemetry.events import (
     EVENTS_FILE,

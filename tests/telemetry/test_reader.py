@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simic.files import FileKindError
+from simic.storage.files import FileKindError
 from simic.telemetry.events import (
     EVENTS_FILE,
     PROCESS_FILE,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.files import FileKindError, OutputError
+from simic.storage.files import FileKindError, OutputError
 from simic.telemetry import recorder as recorder_module
 from simic.telemetry.events import (
     EVENTS_FILE,
@@ -338,7 +338,7 @@ def test_a_missing_directory_is_named(tmp_path):
 FULL_TMPFS = """
 import sys
 from simic.telemetry.events import Update
-from simic.files import OutputError
+from simic.storage.files import OutputError
 from simic.telemetry.recorder import Recorder
 recorder = Recorder(sys.argv[1])
 try:

@@ -1,13 +1,13 @@
 """What a run is built of: every part goes by the settings of the config."""
 
-import tiny
+from helpers import tiny_run
 
+from simic.storage.run_directory import RunDirectory
 from simic.training.build import build_run, make_setup
-from simic.training.run_directory import RunDirectory
 
 
 def test_agent_and_detector_go_by_the_config(tmp_path, tiny_task):
-    config = tiny.make_config(
+    config = tiny_run.make_config(
         ppo={"max_gradient_norm": 0.25, "target_kl": 0.5},
         thresholds={"gradient_factor": 8.0, "kl_factor": 3.0, "ratio_low": 0.4, "ratio_high": 1.5},
     )
@@ -21,7 +21,7 @@ def test_agent_and_detector_go_by_the_config(tmp_path, tiny_task):
 
 
 def test_hosts_go_by_the_config():
-    config = tiny.make_config(governor={"patience": 3}, episode={"horizon": 5}, reward={"rent_weight": 0.25})
+    config = tiny_run.make_config(governor={"patience": 3}, episode={"horizon": 5}, reward={"rent_weight": 0.25})
     setup = make_setup(config)
     assert (setup.episode, setup.lifecycle, setup.reward, setup.governor) == (
         config.episode,

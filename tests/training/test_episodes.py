@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
+from helpers import tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simic.actions import HEADS, Action, Op
 from simic.control.learned import make_network
 from simic.control.legality import Masks
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.lifecycle import Stage
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import HEADS, Action, Op
+from simic.lifecycle.stages import Stage
 from simic.policy.config import PolicyConfig
 from simic.rewards.schemes import RewardConfig
 from simic.training.build import make_setup
@@ -38,13 +38,13 @@ JOB = GroupJob(rng_seed=0, update=3, group=1, task=5)
 
 
 def common(**changes: Any) -> tuple[Any, Weights]:
-    config = tiny.make_config(**changes)
+    config = tiny_run.make_config(**changes)
     torch.manual_seed(0)
     return make_setup(config), Weights.of(make_network(config.policy))
 
 
 def played_alike(one: Played, other: Played) -> bool:
-    return tiny.same(one.rollout, other.rollout) and tiny.same(
+    return tiny_run.same(one.rollout, other.rollout) and tiny_run.same(
         dataclasses.asdict(one.trace), dataclasses.asdict(other.trace)
     )
 
@@ -85,8 +85,8 @@ def test_weights_are_copies():
     weights = Weights.of(network)
     with torch.no_grad():
         network.op.bias.add_(1.0)
-    assert not tiny.same(dict(weights.network().state_dict()), dict(network.state_dict()))
-    assert tiny.same(
+    assert not tiny_run.same(dict(weights.network().state_dict()), dict(network.state_dict()))
+    assert tiny_run.same(
         dict(Weights.of(network).network().state_dict()), {k: v.clone() for k, v in network.state_dict().items()}
     )
     assert weights.network().config == network.config
@@ -100,7 +100,7 @@ def test_rewards_are_what_a_host_gains_over_its_twin(tiny_task):
     assert (own.rollout["action"] == plain.rollout["action"]).all()
     assert (own.trace.score == plain.trace.score).all()
     twin = plain.trace.reward - own.trace.reward
-    assert tiny.same(own.rollout["reward"], own.trace.reward)
+    assert tiny_run.same(own.rollout["reward"], own.trace.reward)
     assert np.allclose(own.trace.reward_terms["twin"], -twin)
     assert np.allclose(own.trace.reward, sum(own.trace.reward_terms.values()))
     gains = plain.trace.reward.sum(0) - twin.sum(0)
@@ -125,8 +125,8 @@ def test_who_never_grows_gains_nothing(tiny_task):
 
 
 def trainings(**changes: Any) -> HostTrainings:
-    config = tiny.make_config(episode={"horizon": 4, "attribute_at_end": True})
-    task = tiny.make_task(**changes)
+    config = tiny_run.make_config(episode={"horizon": 4, "attribute_at_end": True})
+    task = tiny_run.make_task(**changes)
     return HostTrainings(task, [1, 2], episode=config.episode, reward=config.reward)
 
 
@@ -226,7 +226,7 @@ GROWS = (Action("germinate", 0, "mlp", tempo=3), *[Action("wait")] * (LENGTH - 1
 def broken_at(decision: int | None, reward: RewardConfig, script: tuple[Action, ...] = GROWS) -> Played:
     """Two hosts, both of which lose their weights before a decision, or neither."""
     episode = EpisodeConfig(horizon=LENGTH, attribute_at_end=False)
-    hosts = HostTrainings(tiny.make_task(learning_rate=0.1), [1, 2], episode=episode, reward=reward)
+    hosts = HostTrainings(tiny_run.make_task(learning_rate=0.1), [1, 2], episode=episode, reward=reward)
     step = hosts.step
 
     def struck(actions: np.ndarray) -> Any:
@@ -257,7 +257,7 @@ def test_a_broken_host_forfeits_the_same_whenever_it_breaks(scheme, gamma):
         assert got == pytest.approx(debts - gamma**t * PENALTY - of_twins)
         assert not trace.reward[t + 1 :].any(), "nothing is paid, and nobody pays, after the end"
         assert not trace.reward_terms["twin"][t + 1 :].any()
-        assert tiny.same(played.rollout["reward"], trace.reward)
+        assert tiny_run.same(played.rollout["reward"], trace.reward)
 
 
 @given(
@@ -269,7 +269,7 @@ def test_whenever_an_episode_ends_it_owes_its_twin_the_same(twin, gamma):
     discount = gamma ** np.arange(length)
     for decisions in range(1, length + 1):
         valid = np.arange(length)[:, None] < decisions
-        trace = tiny.make_trace(length, valid=valid, decisions=np.array([decisions]))
+        trace = tiny_run.make_trace(length, valid=valid, decisions=np.array([decisions]))
         owed = owed_to_twins(trace, np.array(earned)[:, None], gamma)[:, 0]
         assert (discount * owed).sum() == pytest.approx((discount * earned).sum(), abs=1e-9)
         assert owed[: decisions - 1].tolist() == earned[: decisions - 1]

@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
+from helpers import tiny_run
 
-from simic.actions import Action
 from simic.control.baselines import RandomController, WaitController
 from simic.control.heuristic import HeuristicController
 from simic.environment.config import EpisodeConfig
-from simic.environment.trainings import HostTrainings
-from simic.lifecycle import Stage
+from simic.environment.host_trainings import HostTrainings
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import Stage
 from simic.tasks.task import Task, make_task
 from simic.telemetry.events import GamingSuspicion, Update
 from simic.training import episodes
+from simic.training.episode_events import gaming_events
 from simic.training.episodes import Played, Trace, against_twins, play
-from simic.training.narrate import gaming_events
 
 PLANTING = 5
 HOSTS = (1, 2, 3, 4)
@@ -114,7 +114,7 @@ def all_suspect(twins: Played, *, ended: int | None = None, stage: Stage = Stage
     t, n = twins.trace.valid.shape
     decisions = np.array([t, ended or t, *[t] * (n - 2)])
     steps = np.arange(t)[:, None]
-    trace = tiny.make_trace(
+    trace = tiny_run.make_trace(
         steps=t,
         hosts=n,
         slots=2,
@@ -154,14 +154,14 @@ def test_a_run_tells_of_gaming_and_without_twins_of_none(tmp_path, task, learn_t
         lambda setup, job: make(setup, job) if job.twin else planted(make(setup, job), erase=False),
     )
     run = {"updates": 1, "group_size": 4, "episode": {"horizon": 12, "anneal": False}, "level": "normal"}
-    assert tiny.play_run(tmp_path / "twins", **run)[0] == 0
-    events = tiny.told(tmp_path / "twins", GamingSuspicion)
+    assert tiny_run.play_run(tmp_path / "twins", **run)[0] == 0
+    events = tiny_run.told(tmp_path / "twins", GamingSuspicion)
     assert {event.slot for event in events} == {"block1"}
     assert all(np.isfinite(event.gain) for event in events)
-    (update,) = tiny.told(tmp_path / "twins", Update)
+    (update,) = tiny_run.told(tmp_path / "twins", Update)
     assert update.metrics["gaming"] == len({event.env for event in events}) / 8  # of four hosts' two slots
     assert update.metrics["gaming"] > 0
-    assert tiny.play_run(tmp_path / "alone", twins=False, **run)[0] == 0
-    assert not tiny.told(tmp_path / "alone", GamingSuspicion)
-    (update,) = tiny.told(tmp_path / "alone", Update)
+    assert tiny_run.play_run(tmp_path / "alone", twins=False, **run)[0] == 0
+    assert not tiny_run.told(tmp_path / "alone", GamingSuspicion)
+    (update,) = tiny_run.told(tmp_path / "alone", Update)
     assert np.isnan(update.metrics["gaming"])

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import tiny
+from helpers import tiny_run
 
 from simic.telemetry.anomalies import NAMES, Thresholds
 from simic.telemetry.events import PhaseTimings, Update
@@ -31,8 +31,8 @@ def general(name: str) -> str:
 
 
 def test_every_figure_of_an_update_has_an_entry_and_every_entry_a_figure(tmp_path, tiny_task):
-    tiny.play_run(tmp_path, updates=1)
-    (update,), (timings,) = tiny.told(tmp_path, Update), tiny.told(tmp_path, PhaseTimings)
+    tiny_run.play_run(tmp_path, updates=1)
+    (update,), (timings,) = tiny_run.told(tmp_path, Update), tiny_run.told(tmp_path, PhaseTimings)
     assert {general(name) for name in update.metrics} == entries("Episodes").keys() | entries("Learning").keys()
     assert timings.seconds.keys() == entries("Phases").keys()
 
@@ -62,10 +62,10 @@ def test_every_anomaly_has_an_entry_with_its_limit():
 def test_figures_of_lessons_have_entries(tmp_path, tiny_task, monkeypatch, algorithm):
     monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 1)
     short = {"imitation": {"passes": 1}, "iql": {"steps": 1}}
-    config = tiny.make_config(algorithm=algorithm, episodes=["heuristic"], updates=1, **short)
+    config = tiny_run.make_config(algorithm=algorithm, episodes=["heuristic"], updates=1, **short)
     assert start(config, tmp_path, quiet=True) == 0
     known = entries("Learning from recorded episodes").keys() | entries("Learning").keys()
-    assert {general(name) for event in tiny.told(tmp_path, Update) for name in event.metrics} <= known
+    assert {general(name) for event in tiny_run.told(tmp_path, Update) for name in event.metrics} <= known
 
 
 def test_every_entry_has_a_meaning_a_unit_and_a_healthy_range():
@@ -78,7 +78,7 @@ def test_every_entry_has_a_meaning_a_unit_and_a_healthy_range():
 
 
 def test_settings_that_are_named_exist():
-    config = tiny.make_config()
+    config = tiny_run.make_config()
     known = {item.name for part in (config, config.ppo, config.episode, config.thresholds) for item in fields(part)}
     named = set(re.findall(r"`([a-z_]+)`", TEXT))
     for setting in ("target_kl", "max_gradient_norm", "entropy_floor", "max_skipped_steps", "horizon", "ppo_epochs"):

@@ -3,18 +3,18 @@
 import json
 
 import pytest
-import tiny
+from helpers import tiny_run
 
-from simic.files import OutputError
+from simic.storage.files import OutputError
+from simic.storage.run_directory import RunDirectory
 from simic.training.build import build_run
 from simic.training.loop import train
 from simic.training.profiler import profiled
-from simic.training.run_directory import RunDirectory
 
 
 def profile(path, directory, *, resume: bool = False, updates: int = 3) -> None:
     run_directory = RunDirectory(path)
-    config = tiny.make_config(updates=updates)
+    config = tiny_run.make_config(updates=updates)
     with run_directory.lock():
         run = build_run(config, run_directory, resume=resume, quiet=True, say=lambda text: None)
         plain = run.agent.update
@@ -32,7 +32,7 @@ def test_the_second_update_is_traced_and_nothing_else_changes(tmp_path, tiny_tas
     names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
     assert any("lstm" in name for name in names)
     assert any("backward" in name.lower() for name in names)
-    assert tiny.same(tiny.kept(tmp_path / "plain"), tiny.kept(tmp_path / "profiled"))
+    assert tiny_run.same(tiny_run.kept(tmp_path / "plain"), tiny_run.kept(tmp_path / "profiled"))
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny
+from helpers import tiny_run
 
-from simic.actions import HEADS, Op
-from simic.lifecycle import Stage
+from simic.lifecycle.actions import HEADS, Op
+from simic.lifecycle.stages import Stage
 from simic.training.statistics import episode_figures
 
 
@@ -18,7 +18,7 @@ def ops(rows: list[list[Op]]) -> np.ndarray:
 
 
 def test_means_over_all_episodes_of_groups_of_unlike_slots():
-    one = tiny.make_trace(
+    one = tiny_run.make_trace(
         steps=2,
         hosts=2,
         score=np.array([10.0, 20.0]),
@@ -30,7 +30,7 @@ def test_means_over_all_episodes_of_groups_of_unlike_slots():
         val_accuracy=np.array([[0.0, 0.0], [0.0, 0.0], [0.2, 0.4]]),
         reward_terms={"score": np.array([[1.0, 2.0], [3.0, 4.0]])},
     )
-    other = tiny.make_trace(
+    other = tiny_run.make_trace(
         steps=2,
         hosts=1,
         slots=3,
@@ -71,7 +71,7 @@ def test_what_comes_after_a_rollback_does_not_count():
     flags = np.zeros((3, 2, 2), dtype=bool)
     flags[0, 0, 0] = flags[2, 0, 0] = True  # one slot of a host that lives
     flags[2, 1] = True  # and both of one whose episode is over
-    trace = tiny.make_trace(
+    trace = tiny_run.make_trace(
         steps=3,
         hosts=2,
         slots=2,
@@ -97,7 +97,9 @@ def test_what_comes_after_a_rollback_does_not_count():
     [([np.nan, 2.0, 1.0], 2.0), ([np.nan, np.inf, 1.0], np.inf), ([np.nan, np.nan, np.nan], 0.0)],
 )
 def test_the_largest_gradient_is_of_what_was_measured(measured, largest):
-    trace = tiny.make_trace(steps=2, host_gradient=np.array(measured)[:, None], seed_gradient=np.full((3, 1, 1), 0.5))
+    trace = tiny_run.make_trace(
+        steps=2, host_gradient=np.array(measured)[:, None], seed_gradient=np.full((3, 1, 1), 0.5)
+    )
     figures = episode_figures([trace])
     assert (figures["host_gradient_max"], figures["seed_gradient_max"]) == (largest, 0.5)
 
@@ -105,8 +107,8 @@ def test_the_largest_gradient_is_of_what_was_measured(measured, largest):
 def test_figures_of_a_real_run_agree_with_its_events(tmp_path, tiny_task):
     from simic.telemetry.events import EpisodeOutcome, Update
 
-    tiny.play_run(tmp_path, updates=1, group_size=4)
-    (update,), outcomes = tiny.told(tmp_path, Update), tiny.told(tmp_path, EpisodeOutcome)
+    tiny_run.play_run(tmp_path, updates=1, group_size=4)
+    (update,), outcomes = tiny_run.told(tmp_path, Update), tiny_run.told(tmp_path, EpisodeOutcome)
     figures = update.metrics
     assert figures["score"] == pytest.approx(np.mean([o.score for o in outcomes]))
     assert figures["episode_return"] == pytest.approx(np.mean([o.episode_return for o in outcomes]))

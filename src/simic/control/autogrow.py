@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from simic.actions import Op
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
 from simic.control.plan import move_on, pick_blueprints, plant
+from simic.lifecycle.actions import Op
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from simic.actions import HEAD_VALUES, HEADS, Action, Op
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
-from simic.lifecycle import IllegalActionError
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, Action, Op
+from simic.lifecycle.stages import IllegalActionError
 
 
 class Controller(Protocol):
@@ -22,7 +22,7 @@ class Controller(Protocol):
     """
 
     def act(self, facts: Facts) -> np.ndarray | Action:
-        """One row of head indices for every host; see `simic.actions`."""
+        """One row of head indices for every host; see `simic.lifecycle.actions`."""
         ...
 
 
@@ -120,7 +120,7 @@ class RandomController:
         self._rng.bit_generator.state = state["rng"]
 
 
-class ScheduleController:
+class ScriptedController:
     """Plays a fixed list: the action at position t is taken at decision t, afterwards it waits.
 
     A mapping {decision: action} waits in between. Every host gets the same; an illegal action raises when it is due.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simic.lifecycle import LifecycleConfig
-from simic.slots import Slots
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import LifecycleConfig
 
 FIGURES = ("val_loss", "val_accuracy", "train_loss", "parameters")
 HISTORY = 16
@@ -21,7 +21,7 @@ HISTORY = 16
 class Facts:
     """Everything a controller may look at. Measurements that were not made are NaN."""
 
-    slots: Slots
+    slots: SlotState
     lifecycle: LifecycleConfig
     slot_names: tuple[str, ...]
     blueprint_names: tuple[str, ...]

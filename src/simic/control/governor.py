@@ -126,9 +126,9 @@ class Governor:
 
     def _limit(self, history: np.ndarray, median: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
         """The losses (2, N) above which a host seems to diverge."""
-        deviation = _median(np.abs(history - median[..., None]))
+        std = _median(np.abs(history - median[..., None]))
         rises = (
-            self.config.deviations * deviation,
+            self.config.deviations * std,
             self.config.relative_rise * median,
             np.broadcast_to(self.config.absolute_rise * random_guess_loss, median.shape),
         )

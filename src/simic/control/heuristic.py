@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from simic.actions import ALPHA_TARGETS, HEADS, STYLES, TEMPOS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.lifecycle import Stage
+from simic.lifecycle.actions import ALPHA_TARGETS, HEADS, STYLES, TEMPOS, Op
+from simic.lifecycle.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from simic import pretrained
-from simic.actions import HEAD_VALUES, HEADS, Op
-from simic.bundle import BundleError, load_bundle
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
 from simic.control.observation import Observation, ObservationSpec, observe
-from simic.passes import preserved_rng
+from simic.growth.isolation import preserved_rng
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
 from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
 from simic.policy.saved import (
@@ -30,6 +29,7 @@ from simic.policy.saved import (
     read_policy_config,
     shown,
 )
+from simic.storage.bundle import BundleError, load_bundle
 
 MAX_BYTES = 2**28
 """Of a controller's file; the one that ships has 1.3 million."""

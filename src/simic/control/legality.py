@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simic.actions import Op
 from simic.control.facts import Facts
-from simic.slots import legal_ops
+from simic.lifecycle.actions import Op
+from simic.lifecycle.slots import legal_ops
 
 
 @dataclass(frozen=True, kw_only=True)

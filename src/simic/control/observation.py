@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from simic.actions import STYLES, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.lifecycle import INCUBATIONS, Stage
-from simic.slots import Slots
+from simic.lifecycle.actions import STYLES, Op
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import INCUBATIONS, Stage
 
 WINDOW = 16
 """Host epochs of history that are looked at."""
@@ -98,7 +98,7 @@ class _View:
     """Facts, with what several features need of them computed once."""
 
     facts: Facts
-    slots: Slots
+    slots: SlotState
     num_slots: int  # at least 1, to divide by
     legal: np.ndarray  # (N, ops, S)
     blueprints: np.ndarray  # (S, B, F_blueprint)

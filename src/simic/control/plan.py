@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from simic import pretrained
-from simic.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.files import write_file
-from simic.json_files import read_json
-from simic.lifecycle import LifecycleConfig
+from simic.lifecycle.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
+from simic.lifecycle.stages import LifecycleConfig
+from simic.storage.files import write_file
+from simic.storage.json_files import read_json
 
 MAX_BYTES = 2**20
 """Of a plan's file."""
 MAX_NUMBER = 1_000_000
 """Decisions and seeds of a plan: more than any episode has."""
-REMEDY = "`simic schedule` writes one"
+REMEDY = "`simic plan` writes one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Plan:
 def load_plan(path: Path | None = None) -> Plan:
     """The plan in a JSON file; without one the plan that ships with simic, the best found on training tasks."""
     if path is None:
-        with resources.as_file(pretrained.SCHEDULE) as shipped:
+        with resources.as_file(pretrained.PLAN) as shipped:
             return load_plan(shipped)
     table = read_json(path, max_bytes=MAX_BYTES, remedy=REMEDY)
     try:

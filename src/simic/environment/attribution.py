@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from simic.growth.choir import speak
-from simic.growth.stacked import StackedHosts
+from simic.stacked.hosts import StackedHosts
+from simic.stacked.seed_groups import blend_seeds
 
 Value = Callable[[np.ndarray], np.ndarray]
 """Coalitions, bool (K, S) -> the metric with exactly these seeds, (K,) or (K, M)."""
@@ -110,22 +110,22 @@ def coalition_metrics(
     Coalitions that agree up to a slot share the activations before it.
     """
     who = np.arange(hosts.num_hosts) if who is None else who
-    present = hosts.life.occupied[who]
+    present = hosts.slot_state.occupied[who]
     if coalitions.shape[1:] != present.shape:
         raise ValueError(f"coalitions must be (K, *{present.shape}), got {coalitions.shape}")
-    voice = np.where(hosts.life.alpha > 0, hosts.life.alpha, hosts.life.alpha_target)
+    active = np.where(hosts.slot_state.alpha > 0, hosts.slot_state.alpha, hosts.slot_state.alpha_target)
     # Sorted by the first slot, then the second, and so on: neighbours differ as late in the network as can be.
     different, which = np.unique((coalitions & present).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, M)
     metrics, kept = np.empty((len(different), len(who))), dict[int, Tensor]()
-    slots, chosen, spoken = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(voice)
+    slots, chosen, spoken = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(active)
     for index, coalition in enumerate(different):
-        spoken[who] = np.where(coalition.T, voice[who], 0.0)
-        plan = [hosts._voices(slot, who, spoken[:, slot], learns=False) for slot in slots]
+        spoken[who] = np.where(coalition.T, active[who], 0.0)
+        plan = [hosts._active_seeds(slot, who, spoken[:, slot], learns=False) for slot in slots]
         if index == 0:
             out = hosts._run(x, 0, chosen, plan, kept=kept, keep=set(slots))
         else:
             first = int((coalition != different[index - 1]).any(1).argmax())
-            out = hosts._run(speak(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
+            out = hosts._run(blend_seeds(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
         metrics[index] = vmap(hosts.metric)(out, y).cpu().numpy()
     return metrics[which.reshape(-1)]
 
@@ -145,7 +145,7 @@ def seed_game(
         parts = [coalition_metrics(hosts, x[members], y[members], masks, members) for x, y in batches]
         return np.average(parts, axis=0, weights=sizes)
 
-    return cached(value), np.any(hosts.life.occupied[members], axis=0)
+    return cached(value), np.any(hosts.slot_state.occupied[members], axis=0)
 
 
 def attribute_episodes(
@@ -156,7 +156,7 @@ def attribute_episodes(
     Costs one pass over the samples per coalition: 2^S of them, shared by all hosts of up to 4 slots. Where there are
     more slots every host plays alone, so that its orders of arrival are those of its own rng seed.
     """
-    present = hosts.life.occupied & which[:, None]
+    present = hosts.slot_state.occupied & which[:, None]
     (n, s), players = present.shape, np.flatnonzero(present.any(1))
     result = EpisodeAttribution(*(np.full(shape, np.nan) for shape in ((n, s), (n, s), (n, s, s))))
     at_once = hosts._hosts_at_once if s <= MAX_EXACT_SEEDS else 1

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
-from simic.evaluation.names import Contestant, Lineup, NamedTask, parse_controllers, parse_tasks
-from simic.lifecycle import Incubation, LifecycleConfig
+from simic.evaluation.parsing import Candidate, Lineup, NamedTask, parse_controllers, parse_tasks
+from simic.lifecycle.stages import Incubation, LifecycleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class EvaluationConfig:
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
         EpisodeConfig(horizon=self.horizon)
-        if len(self.contestants) * len(self.rng_seeds) * len(self.named_tasks) == len(self.contestants):
+        if len(self.candidates) * len(self.rng_seeds) * len(self.named_tasks) == len(self.candidates):
             raise ValueError("one host says nothing about another: give at least 2 rng seeds, or 2 tasks")
 
     @cached_property
@@ -49,9 +49,9 @@ class EvaluationConfig:
         return parse_controllers(self.controllers, ablations=self.ablations)
 
     @property
-    def contestants(self) -> list[Contestant]:
+    def candidates(self) -> list[Candidate]:
         """Who competes, ablations included."""
-        return self.lineup.contestants
+        return self.lineup.candidates
 
     @cached_property
     def named_tasks(self) -> list[NamedTask]:

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from simic.actions import STYLES
-from simic.environment.trainings import HostTrainings
+from simic.environment.host_trainings import HostTrainings
 from simic.growth.blend import OPERATORS
 from simic.growth.blueprints import Gate, get_blueprint
-from simic.lifecycle import Stage
-from simic.passes import preserved_rng
-from simic.slots import Slots
+from simic.growth.isolation import preserved_rng
+from simic.lifecycle.actions import STYLES
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Stage
 
 
 class TrainingFlops:
@@ -41,7 +41,7 @@ class TrainingFlops:
         self.seed = cache(self._seed)
         self.behind = cache(self._behind)
 
-    def of_host_epoch(self, slots: Slots) -> np.ndarray:
+    def of_host_epoch(self, slots: SlotState) -> np.ndarray:
         """Operations of every host (N,) in a host epoch with these seeds."""
         per_sample = np.full(len(slots.stage), float(self.host))
         in_training = slots.stage == Stage.TRAINING

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from simic.evaluation.groups import Groups
-from simic.files import check_directory, write_file, writing
-from simic.json_files import read_json
-from simic.terminal import printable
+from simic.storage.files import check_directory, write_file, writing
+from simic.storage.json_files import read_json
+from simic.storage.printable import printable
 from simic.training.progress import PatientConsole
 
 FORMAT = 2
@@ -43,7 +43,7 @@ SHOWN = {
 """Measures in the table, all of them means over hosts: heading, factor to the unit, format."""
 
 
-class Parts:
+class ResultCache:
     """Finished units in a directory, one file each; without a directory, in memory."""
 
     def __init__(self, directory: Path | None) -> None:
@@ -71,7 +71,7 @@ class Parts:
             write_file(self._directory / f"{key}.json", f'{{"sha256": "{_digest(text)}", "part": {text}}}\n')
 
 
-class Teller:
+class ProgressReporter:
     """Progress of the units: a bar in a terminal, a line each elsewhere, nothing if quiet."""
 
     def __init__(self, total: int, *, quiet: bool, console: Console | None = None) -> None:

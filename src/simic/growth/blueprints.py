@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from simic.passes import preserved_rng
+from simic.growth.isolation import preserved_rng
 
 TOPOLOGIES = ("conv", "features", "sequence")
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -77,7 +77,7 @@ def follow_growth(model: GrowableModel, source: GrowableModel) -> None:
             model._detach(site)
         if theirs is not None and not same:
             model._attach(site, copy.deepcopy(theirs))
-    model.life = copy.deepcopy(source.life)
+    model.slot_state = copy.deepcopy(source.slot_state)
     model.germinations = source.germinations
     model._follow_life()
     _LINKS[model] = _Link(weakref.ref(source))

@@ -14,11 +14,11 @@ from torch import fx, nn
 
 from simic.growth.hooks import ignoring_padding, slots_with_masks
 from simic.growth.influence import plain_kernels
+from simic.growth.isolation import evaluating, preserve_state
 from simic.growth.notices import warn_user
 from simic.growth.seed import Seed
-from simic.growth.sites import Site, call, tensors
-from simic.lifecycle import Stage
-from simic.passes import evaluating, undisturbed
+from simic.growth.slot_discovery import Site, call, tensors
+from simic.lifecycle.stages import Stage
 
 if TYPE_CHECKING:
     from simic.growth.model import GrowableModel, SlotReport
@@ -47,7 +47,7 @@ def export_plain(model: GrowableModel, live: Live = "drop") -> nn.Module:
             twin._detach(site)
     plain, grafted = twin.host.eval(), list[str]()
     for index, (site, seed) in enumerate(seeds.items()):
-        fossil = model.life.stage[0, index] == Stage.FOSSILIZED
+        fossil = model.slot_state.stage[0, index] == Stage.FOSSILIZED
         if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
             _graft(plain.get_submodule(site.name), site, seed)
             grafted.append(site.name)
@@ -63,7 +63,7 @@ def export_plain(model: GrowableModel, live: Live = "drop") -> nn.Module:
 
 def heard_live_seeds(model: GrowableModel) -> list[SlotReport]:
     """Seeds whose fate is open and that the output depends on: what export leaves out unless told to keep it."""
-    is_live = dict(zip(model.slot_names, model.life.live[0], strict=True))
+    is_live = dict(zip(model.slot_names, model.slot_state.live[0], strict=True))
     return [report for report in model.growth() if is_live[report.slot] and report.alpha > 0]
 
 
@@ -197,7 +197,7 @@ def _without_simic(module: nn.Module) -> nn.Module:
 
 def _verify(model: GrowableModel, plain: nn.Module, dropped: Iterable[str]) -> None:
     with ExitStack() as stack:
-        for context in (undisturbed(model), evaluating(model), undisturbed(plain), evaluating(plain)):
+        for context in (preserve_state(model), evaluating(model), preserve_state(plain), evaluating(plain)):
             stack.enter_context(context)
         for slot in dropped:
             stack.enter_context(model.switched_off(slot))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from simic.growth.example import first_tensor, with_first_tensor
 from simic.growth.positions import PositionWatch, mixes_positions, set_keep
 from simic.growth.seed import Seed
-from simic.growth.sites import Site, check_activation
+from simic.growth.slot_discovery import Site, check_activation
 
 
 def attach_seed(host: nn.Module, site: Site, seed: Seed) -> list[Any]:

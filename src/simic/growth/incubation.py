@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from simic.growth.isolation import preserve_state, rng_state, set_rng_state
 from simic.growth.seed import Seed
-from simic.passes import rng_state, set_rng_state, undisturbed
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def constant_but(module: nn.Module, exempt: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def speaking_with(seed: Seed, alpha: float) -> Iterator[None]:
+def override_alpha(seed: Seed, alpha: float) -> Iterator[None]:
     """Let the seed speak with this alpha for a while, in this thread."""
     previous, seed.override = seed.override, alpha
     seed.met_override = None
@@ -50,7 +50,7 @@ def shadow_loss(module: nn.Module, seeds: Sequence[tuple[Seed, float]], closure:
     before = rng_state()
     loss = closure()
     for seed, alpha in seeds:
-        with undisturbed(module, seed), constant_but(module, seed), speaking_with(seed, alpha):
+        with preserve_state(module, seed), constant_but(module, seed), override_alpha(seed, alpha):
             set_rng_state(before)
             shadow = closure()
         # A seed that overflows must not reach the host's loss: what is not finite counts as nothing.

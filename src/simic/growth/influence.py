@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simic.growth.example import ExampleInput, call, first_tensor, map_tensors, tensors, with_first_tensor
 from simic.growth.incubation import constant_but
-from simic.passes import evaluating, undisturbed
+from simic.growth.isolation import evaluating, preserve_state
 
 
 def used_outputs(model: nn.Module, example_input: ExampleInput) -> set[str] | None:
@@ -139,7 +139,12 @@ def _differentiable_pass(model: nn.Module, example_input: Any, change: Any) -> A
     handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules() if name]
     try:
         with ExitStack() as stack:
-            for context in (undisturbed(model), evaluating(model), constant_but(model, nn.Module()), plain_kernels()):
+            for context in (
+                preserve_state(model),
+                evaluating(model),
+                constant_but(model, nn.Module()),
+                plain_kernels(),
+            ):
                 stack.enter_context(context)
             stack.enter_context(torch.enable_grad())
             return call(model, example_input)

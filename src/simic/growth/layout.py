@@ -28,7 +28,7 @@ from simic.growth.example import (
     other_values,
 )
 from simic.growth.influence import plain_kernels
-from simic.passes import evaluating, undisturbed
+from simic.growth.isolation import evaluating, preserve_state
 
 _FEATURES_LAST = (
     *(nn.Linear, nn.Bilinear, nn.Embedding, nn.RNNBase, nn.MultiheadAttention),
@@ -84,7 +84,7 @@ def trace(model: nn.Module, example_input: ExampleInput, calls: list[Call]) -> A
         module.register_forward_hook(note(name), with_kwargs=True) for name, module in model.named_modules() if name
     ]
     try:
-        with undisturbed(model), evaluating(model), plain_kernels():
+        with preserve_state(model), evaluating(model), plain_kernels():
             return call(model, example_input)
     finally:
         for handle in handles:

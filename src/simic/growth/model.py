@@ -16,21 +16,21 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from simic.actions import STYLES, Action, Op
-from simic.growth import topology
+from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.export import Live, export_plain, warn_of_dropped
 from simic.growth.hooks import attach_seed, check_attached, seeds_within
 from simic.growth.host_saves import guarded, watch_state_dict
-from simic.growth.incubation import shadow_loss, speaking_with
+from simic.growth.incubation import override_alpha, shadow_loss
+from simic.growth.isolation import preserve_state, preserved_rng
 from simic.growth.notices import warn_of_shared_names
 from simic.growth.seed import Seed
-from simic.growth.sites import ExampleInput, Site, find_sites, reference_tensor
-from simic.lifecycle import LifecycleConfig, Stage
-from simic.passes import preserved_rng, undisturbed
-from simic.slots import Slots, check_actions, execute, remove, tick
-from simic.terminal import printable
+from simic.growth.slot_discovery import ExampleInput, Site, find_sites, reference_tensor
+from simic.lifecycle.actions import STYLES, Action, Op
+from simic.lifecycle.slots import SlotState, check_actions, execute, remove, tick
+from simic.lifecycle.stages import LifecycleConfig, Stage
+from simic.storage.printable import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +77,16 @@ class GrowableModel(nn.Module):
             )
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        reserved = {topology.GROWTH_KEY, "seeds"} & {name.split(".")[1] for name in model.state_dict(prefix="host.")}
+        reserved = {growth_state.GROWTH_KEY, "seeds"} & {
+            name.split(".")[1] for name in model.state_dict(prefix="host.")
+        }
         if reserved:
             raise ValueError(f"the host's own {sorted(reserved)} would clash with the names of grown parts; rename it")
         self.sites = find_sites(model, slots, example_input)
         self.host = model
         self.seeds = nn.ModuleDict()
         self.lifecycle = lifecycle or LifecycleConfig()
-        self.life = Slots.dormant(1, len(self.sites))
+        self.slot_state = SlotState.dormant(1, len(self.sites))
         """What the lifecycle knows of each slot, as arrays (1, S)."""
         self.example_input = example_input
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
@@ -92,10 +94,10 @@ class GrowableModel(nn.Module):
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
         self.register_state_dict_pre_hook(check_copy)
-        self.register_state_dict_post_hook(topology.publish_names)
+        self.register_state_dict_post_hook(growth_state.publish_names)
         self._loaded_under = ""  # the prefix of the last load's names
-        self.register_load_state_dict_pre_hook(topology.restore)
-        self.register_load_state_dict_post_hook(topology.publish_incompatible)
+        self.register_load_state_dict_pre_hook(growth_state.restore)
+        self.register_load_state_dict_post_hook(growth_state.publish_incompatible)
         warn_of_shared_names(self)
         self._built = True
 
@@ -134,7 +136,7 @@ class GrowableModel(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As torch's; the seeds become those that the state dict says (see `topology`). A refusal changes nothing."""
         if isinstance(state_dict, Mapping):
-            state_dict = topology.prepare(self, state_dict, strict)
+            state_dict = growth_state.prepare(self, state_dict, strict)
         return super().load_state_dict(state_dict, strict, assign)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -165,7 +167,7 @@ class GrowableModel(nn.Module):
     def seed(self, slot: str | int) -> Seed | None:
         """The seed in a slot, or None."""
         name = self.slot_names[slot] if isinstance(slot, int) else slot
-        seed = dict(self.seeds.items()).get(topology.seed_key(name))
+        seed = dict(self.seeds.items()).get(growth_state.seed_key(name))
         assert seed is None or isinstance(seed, Seed)
         return seed
 
@@ -186,13 +188,13 @@ class GrowableModel(nn.Module):
             reports.append(
                 SlotReport(
                     slot=name,
-                    stage=Stage(self.life.stage[0, index]),
+                    stage=Stage(self.slot_state.stage[0, index]),
                     blueprint=seed.blueprint if seed else None,
-                    alpha=float(self.life.alpha[0, index]),
+                    alpha=float(self.slot_state.alpha[0, index]),
                     parameters=sum(p.numel() for p in seed.parameters()) if seed else 0,
-                    contribution=float(self.life.contribution[0, index]),
-                    contribution_age=int(self.life.contribution_age[0, index]),
-                    counterfactual=bool(self.life.counterfactual[0, index]),
+                    contribution=float(self.slot_state.contribution[0, index]),
+                    contribution_age=int(self.slot_state.contribution_age[0, index]),
+                    counterfactual=bool(self.slot_state.counterfactual[0, index]),
                 )
             )
         return reports
@@ -224,13 +226,13 @@ class GrowableModel(nn.Module):
         """Carry out one action: an Action, or its row of indices. An illegal one raises and changes nothing."""
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
-        check_actions(self.life, row[None], self.lifecycle, names)
+        check_actions(self.slot_state, row[None], self.lifecycle, names)
         self._check_attached()
         if row[0] == Op.GERMINATE:
             seed = self._build_seed(self.sites[row[1]], int(row[2]))
             self._attach(self.sites[row[1]], seed)
             self.germinations += 1
-        execute(self.life, row[None], self.lifecycle)
+        execute(self.slot_state, row[None], self.lifecycle)
         self._follow_life()
 
     def plant(self, slot: str, blueprint: str, *, style: str = "linear-add", alpha: float = 1.0) -> None:
@@ -239,44 +241,48 @@ class GrowableModel(nn.Module):
             raise ValueError(f"a fossil's alpha must be in (0, 1], got {alpha}")
         self.execute(Action("germinate", slot, blueprint, style=style))
         at = (0, self.slot_names.index(slot))
-        self.life.stage[at], self.life.alpha[at], self.life.alpha_target[at] = Stage.FOSSILIZED, alpha, alpha
-        self.life.ramp_step[at] = self.life.ramp_length[at]
+        self.slot_state.stage[at], self.slot_state.alpha[at], self.slot_state.alpha_target[at] = (
+            Stage.FOSSILIZED,
+            alpha,
+            alpha,
+        )
+        self.slot_state.ramp_step[at] = self.slot_state.ramp_length[at]
         self._follow_life()
 
     def tick(self) -> None:
         """Let one decision of time pass: ramps move, seeds that were blended out go, cooldowns run."""
-        tick(self.life, self.lifecycle)
+        tick(self.slot_state, self.lifecycle)
         self._follow_life()
 
     def remove_live_seeds(self) -> None:
         """Take every seed whose fate is open out at once, whatever its age: for a network that broke."""
-        remove(self.life, np.nonzero(self.life.live))
+        remove(self.slot_state, np.nonzero(self.slot_state.live))
         self._follow_life()
 
     def newborn(self, slot: int) -> Seed:
         """A seed as the one in this slot was when it was born, attached nowhere."""
-        seed = self._build_seed(self.sites[slot], int(self.life.blueprint[0, slot]))
-        seed.set_operator(STYLES[self.life.style[0, slot]].operator)
+        seed = self._build_seed(self.sites[slot], int(self.slot_state.blueprint[0, slot]))
+        seed.set_operator(STYLES[self.slot_state.style[0, slot]].operator)
         return seed
 
     @contextmanager
     def switched_off(self, slot: str) -> Iterator[None]:
         """Run the network without the seed in this slot."""
-        with speaking_with(self._present(slot), 0.0):
+        with override_alpha(self._present(slot), 0.0):
             yield
 
     @contextmanager
     def switched_in(self, slot: str) -> Iterator[None]:
         """Run the network with the seed in this slot at its alpha target."""
-        with speaking_with(self._present(slot), float(self.life.alpha_target[0, self.slot_names.index(slot)])):
+        with override_alpha(self._present(slot), float(self.slot_state.alpha_target[0, self.slot_names.index(slot)])):
             yield
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss that `closure` computes; under shadow incubation its gradient also teaches seeds in training."""
-        in_training = np.flatnonzero(self.life.stage[0] == Stage.TRAINING)
+        in_training = np.flatnonzero(self.slot_state.stage[0] == Stage.TRAINING)
         if self.lifecycle.incubation != "shadow" or not torch.is_grad_enabled():
             in_training = in_training[:0]
-        pupils = [(self._present(self.slot_names[i]), float(self.life.alpha_target[0, i])) for i in in_training]
+        pupils = [(self._present(self.slot_names[i]), float(self.slot_state.alpha_target[0, i])) for i in in_training]
         return shadow_loss(self, pupils, closure) if pupils else closure()
 
     def export(self, *, live: Live = "drop") -> nn.Module:
@@ -323,9 +329,9 @@ class GrowableModel(nn.Module):
         return Seed(name, branch, site.shape)
 
     def _attach(self, site: Site, seed: Seed) -> None:
-        present = dict(self.seeds.items()) | {topology.seed_key(site.name): seed}
+        present = dict(self.seeds.items()) | {growth_state.seed_key(site.name): seed}
         # In order of slots, so that the order of parameters depends on what has grown, not on when.
-        keys = [topology.seed_key(name) for name in self.slot_names]
+        keys = [growth_state.seed_key(name) for name in self.slot_names]
         self.seeds = nn.ModuleDict({key: present[key] for key in keys if key in present})
         note_growth(self)
         self._handles[site.name] = attach_seed(self.host, site, seed)
@@ -333,7 +339,7 @@ class GrowableModel(nn.Module):
         _forget_compiled()
 
     def _detach(self, site: Site) -> None:
-        del self.seeds[topology.seed_key(site.name)]
+        del self.seeds[growth_state.seed_key(site.name)]
         note_growth(self)
         for handle in self._handles.pop(site.name):
             handle.remove()
@@ -346,12 +352,12 @@ class GrowableModel(nn.Module):
             seed = self.seed(site.name)
             if seed is None:
                 continue
-            if not self.life.occupied[0, index]:
+            if not self.slot_state.occupied[0, index]:
                 self._detach(site)
                 continue
-            seed.alpha = float(self.life.alpha[0, index])
-            seed.set_operator(STYLES[self.life.style[0, index]].operator)
-            in_training = self.life.stage[0, index] == Stage.TRAINING
+            seed.alpha = float(self.slot_state.alpha[0, index])
+            seed.set_operator(STYLES[self.slot_state.style[0, index]].operator)
+            in_training = self.slot_state.stage[0, index] == Stage.TRAINING
             seed.straight_through = bool(in_training and self.lifecycle.incubation == "straight_through")
 
 
@@ -362,7 +368,7 @@ def check_branch(name: str, branch: nn.Module, site: Site, reference: Tensor) ->
     probe = torch.randn(site.example_shape, device=reference.device, dtype=reference.dtype)
     given = probe.clone()
     try:
-        with torch.no_grad(), undisturbed(branch):
+        with torch.no_grad(), preserve_state(branch):
             output = branch(given)
     except Exception as error:
         raise ValueError(f"blueprint {name!r} fails on slot {site.name!r} ({site.shape}): {error}") from error

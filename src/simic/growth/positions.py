@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from simic.growth.isolation import preserved_rng
 from simic.growth.notices import warn_user
-from simic.growth.sites import Site
-from simic.passes import preserved_rng
+from simic.growth.slot_discovery import Site
 
 _KEEP = "attention_mask"
 """Not zero where a position counts, as in transformers."""

@@ -9,7 +9,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from simic.growth.blend import OPERATORS, straight_through
 from simic.growth.blueprints import Gate, SlotShape
-from simic.passes import preserved_rng
+from simic.growth.isolation import preserved_rng
 
 
 class Seed(nn.Module):

@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simic.actions import HEAD_VALUES, HEADS, MATTERS, Op
+from simic.lifecycle.actions import HEAD_USED, HEAD_VALUES, HEADS, Op
 from simic.policy.config import PolicyConfig
 from simic.policy.masked import ILLEGAL
 from simic.policy.moments import Normalizer
-from simic.policy.recurrence import Core, Pieces
+from simic.policy.recurrence import Core, EpisodeSegments
 from simic.policy.tree import ActionTree
 
 Observation = dict[str, Tensor]
 OPS = len(Op)
-GROWTH_TREE = ActionTree(HEADS, MATTERS, pointed=("blueprint", "slot"))
+GROWTH_TREE = ActionTree(HEADS, HEAD_USED, pointed=("blueprint", "slot"))
 """The heads of a growth controller: slots under each operation, blueprints under each slot."""
 INCLINATION = {
     Op.GERMINATE: -1.0,
@@ -86,7 +86,7 @@ class ActorCritic(nn.Module):
         return normalizer
 
     @torch.no_grad()
-    def see(self, observation: Observation, valid: Tensor) -> None:
+    def update_normalizers(self, observation: Observation, valid: Tensor) -> None:
         """Let the normalisers take in the valid steps (T, N) of a rollout; slots that are not there do not count."""
         for part in self.sizes:
             rows = observation[part][valid].flatten(0, -2)
@@ -97,7 +97,7 @@ class ActorCritic(nn.Module):
         """The parameters that serve one head only, by head."""
         raise NotImplementedError
 
-    def features(self, observation: Observation, state: Tensor, pieces: Pieces | None = None) -> Features:
+    def features(self, observation: Observation, state: Tensor, pieces: EpisodeSegments | None = None) -> Features:
         """Encode and remember."""
         raise NotImplementedError
 
@@ -105,7 +105,7 @@ class ActorCritic(nn.Module):
         """What follows from features."""
         raise NotImplementedError
 
-    def forward(self, observation: Observation, state: Tensor, pieces: Pieces | None = None) -> Output:
+    def forward(self, observation: Observation, state: Tensor, pieces: EpisodeSegments | None = None) -> Output:
         """T steps of N environments in one call; `pieces` cuts sequences where episodes begin."""
         return self.decide(self.features(observation, state, pieces))
 
@@ -128,7 +128,7 @@ class RecurrentActorCritic(ActorCritic):
         """Each head is one layer."""
         return {name: list(actor.parameters()) for name, actor in zip(self.tree.heads, self.actors, strict=True)}
 
-    def features(self, observation: Observation, state: Tensor, pieces: Pieces | None = None) -> Features:
+    def features(self, observation: Observation, state: Tensor, pieces: EpisodeSegments | None = None) -> Features:
         """Encode and remember."""
         x = self.encoder(self.normal("base")(observation["base"]))
         out, state_after = self.core(x, state, pieces)
@@ -177,7 +177,7 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self.plain = nn.ModuleDict({head: orthogonal(size, len(HEAD_VALUES[head]), gain=0.01) for head in PLAIN_HEADS})
         self.critic = critic(hidden)
         self.contribution = nn.Sequential(orthogonal(hidden + size, size), nn.SiLU(), orthogonal(size, 1, gain=0.01))
-        self._slot_ops = [int(op) for op in Op if MATTERS[op, HEADS.index("slot")]]
+        self._slot_ops = [int(op) for op in Op if HEAD_USED[op, HEADS.index("slot")]]
         self.register_buffer("_plain_index", _plain_index(), persistent=False)
 
     def head_parameters(self) -> dict[str, list[nn.Parameter]]:
@@ -190,7 +190,7 @@ class FactoredRecurrentActorCritic(ActorCritic):
         modules |= {head: [layer] for head, layer in self.plain.items()}
         return {head: [p for module in modules[head] for p in module.parameters()] for head in HEADS}
 
-    def features(self, observation: Observation, state: Tensor, pieces: Pieces | None = None) -> Features:
+    def features(self, observation: Observation, state: Tensor, pieces: EpisodeSegments | None = None) -> Features:
         """Encode the host, its slots and what may grow there; pool over slots; remember."""
         slots, offers = observation["slots"], observation["blueprints"]
         slot_there, offer_there = is_there(slots).unsqueeze(-1), is_there(offers).unsqueeze(-1)

@@ -32,7 +32,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class EpisodeSegments:
     """Sequences cut where episodes begin, in buckets of similar length."""
 
     buckets: tuple[Bucket, ...]
@@ -40,7 +40,7 @@ class Pieces:
     """Where each of the (T * N) steps is found in the buckets laid end to end (T * N,)."""
 
 
-def cut(first: np.ndarray, device: torch.device | None = None) -> Pieces | None:
+def split_episodes(first: np.ndarray, device: torch.device | None = None) -> EpisodeSegments | None:
     """Cut (T, N) steps wherever `first` is True; None if all begin at the first step and none later."""
     if first[0].all() and not first[1:].any():
         return None
@@ -60,7 +60,7 @@ def cut(first: np.ndarray, device: torch.device | None = None) -> Pieces | None:
         carries = (start[chosen] == 0) & ~first[0, env[chosen]]
         parts = (source, env[chosen], carries.astype(np.float32)[:, None])
         buckets.append(Bucket(*(torch.from_numpy(part).to(device) for part in parts)))
-    return Pieces(tuple(buckets), torch.from_numpy(back).to(device))
+    return EpisodeSegments(tuple(buckets), torch.from_numpy(back).to(device))
 
 
 def _buckets(length: np.ndarray) -> list[np.ndarray]:
@@ -95,7 +95,7 @@ class Core(nn.Module):
         """K."""
         return self._parts * self.hidden_size
 
-    def forward(self, x: Tensor, state: Tensor, pieces: Pieces | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, state: Tensor, pieces: EpisodeSegments | None = None) -> tuple[Tensor, Tensor | None]:
         """Outputs (T, N, H) for inputs (T, N, I), and the state after the last step.
 
         With `pieces` states are zero where they begin; the last states are then not put together again, and are None.

@@ -16,9 +16,9 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from simic.bundle import BundleError
 from simic.policy.config import PolicyConfig
 from simic.policy.moments import RunningMoments
+from simic.storage.bundle import BundleError
 
 FORMAT, VERSION = "simic-agent", 1
 ABOUT = ("network", "heads", "sizes", "policy", "gamma")

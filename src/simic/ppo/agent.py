@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.bundle import load_bundle, save_bundle
 from simic.policy.acting import as_sequence, choose
 from simic.policy.network import ActorCritic, check_heads, unwrap
 from simic.policy.recurrence import state_health
@@ -28,6 +27,7 @@ from simic.ppo.objective import Batch, Terms, mean_weights, ppo_terms, ratio_fig
 from simic.ppo.rollout import Rollout
 from simic.ppo.saved import LEARNING, check_agent_state, check_learning
 from simic.ppo.scales import ReturnScale, ValueScale
+from simic.storage.bundle import load_bundle, save_bundle
 from simic.telemetry.anomalies import Thresholds
 
 KL_STEER = 1.5
@@ -102,14 +102,14 @@ class PPOAgent:
             greedy=greedy,
             generator=generator or self.generator,
         )
-        value = self.value_scale.real(choice.value)
+        value = self.value_scale.denormalize(choice.value)
         return Decision(choice.action.cpu().numpy(), choice.log_prob.cpu().numpy(), value.cpu().numpy(), choice.state)
 
     @torch.no_grad()
     def value(self, observation: dict[str, np.ndarray], state: Tensor) -> np.ndarray:
         """Values of N states (N,), in units of (scaled) reward."""
         output = self.network(as_sequence(self.network, observation), state)
-        return self.value_scale.real(output.value)[0].cpu().numpy()
+        return self.value_scale.denormalize(output.value)[0].cpu().numpy()
 
     # Learning.
 
@@ -167,7 +167,7 @@ class PPOAgent:
     def learn_scales(self, rollout: Rollout) -> Rollout:
         """Observation and reward scales see the rollout, on the CPU, before anything is computed from it."""
         if self.plain.config.normalize_observations:
-            self.plain.see(rollout.observation, rollout.valid)
+            self.plain.update_normalizers(rollout.observation, rollout.valid)
         if not self.config.scale_rewards:
             return rollout
         self.return_scale.update(rollout.reward, rollout.first, rollout.valid)
@@ -178,7 +178,7 @@ class PPOAgent:
         """Probabilities and values under the scales of now, and advantages from them."""
         output = self.network(rollout.observation, rollout.state, rollout.pieces())
         policy = TreeDistribution(self.plain.tree, output.logits, rollout.mask)
-        value = self.value_scale.real(output.value)
+        value = self.value_scale.denormalize(output.value)
         raw = self._advantages(rollout, value)
         target = raw + value
         if self.config.normalize_values:
@@ -186,7 +186,7 @@ class PPOAgent:
         head_entropy, available = policy.head_entropy(rollout.action)
         available &= rollout.valid.unsqueeze(-1)
         free = available.any(-1)
-        advantage, mean, deviation = losses.normalized(raw, free)
+        advantage, mean, std = losses.normalized(raw, free)
         batch = Batch(
             rollout=rollout,
             log_prob=policy.head_log_prob(rollout.action),
@@ -201,7 +201,7 @@ class PPOAgent:
         return_mean, return_variance = losses.moments(target, rollout.valid)
         return batch, {
             "advantage_mean": mean,
-            "advantage_deviation": deviation,
+            "advantage_deviation": std,
             "normalized_advantage_mean": centre,
             "normalized_advantage_deviation": ((advantage - centre) ** 2 * weights).sum().sqrt(),
             "return_mean": return_mean,
@@ -232,7 +232,7 @@ class PPOAgent:
     @torch.no_grad()
     def _fresh_advantages(self, batch: Batch) -> Batch:
         rollout = batch.rollout
-        value = self.value_scale.real(self.network(rollout.observation, rollout.state, rollout.pieces()).value)
+        value = self.value_scale.denormalize(self.network(rollout.observation, rollout.state, rollout.pieces()).value)
         raw = self._advantages(rollout, value)
         return replace(batch, advantage=losses.normalized(raw, batch.free)[0], target=raw + value)
 
@@ -252,7 +252,7 @@ class PPOAgent:
             whole = len(part) == num_envs
             chosen = minibatch if whole else minibatch.environments(part)
             own = weights if whole else weights.environments(part)
-            terms = ppo_terms(self.network, chosen, own, entropy_weights, self.value_scale.units(), self.config)
+            terms = ppo_terms(self.network, chosen, own, entropy_weights, self.value_scale.mean_std(), self.config)
             terms.loss.backward()
             figures = [figure.detach() for figure in terms]
             total = figures if total is None else [a + b for a, b in zip(total, figures, strict=True)]

@@ -66,7 +66,7 @@ def imitate(
 ) -> ImitationMetrics:
     """Make `agent` act like whoever acted; `progress` hears of every pass. Draws derive from the agent's rng seed."""
     config = config or ImitationConfig()
-    record = study(agent, rollouts)
+    record = prepare_demonstrations(agent, rollouts)
     rng = np.random.default_rng([agent.rng_seed, STREAM])
     order = torch.from_numpy(rng.permutation(record.shape[1]))
     num_held_out = min(ceil(config.held_out * len(order)), len(order) - 1)
@@ -136,8 +136,8 @@ def _terms(agent: PPOAgent, record: Rollout) -> Terms:
     matters, (entropy, available) = free_heads(policy, record), policy.head_entropy(record.action)
     weights = losses.head_mean_weights(matters)
     returns, known = monte_carlo(record, agent.config.gamma)
-    mean, deviation = agent.value_scale.units()
-    error = (output.value - (returns - mean) / deviation) ** 2 / 2
+    mean, std = agent.value_scale.mean_std()
+    error = (output.value - (returns - mean) / std) ** 2 / 2
     return Terms(
         head_loss=cloning_loss(policy, record.action, weights),
         head_accuracy=((policy.head_mode(record.action) == record.action) * weights).sum((0, 1)),
@@ -198,7 +198,7 @@ def cloning_loss(policy: TreeDistribution, action: Tensor, weights: Tensor) -> T
     return -(policy.head_log_prob(action) * weights).sum((0, 1))
 
 
-def study(agent: PPOAgent, rollouts: Sequence[Rollout]) -> Rollout:
+def prepare_demonstrations(agent: PPOAgent, rollouts: Sequence[Rollout]) -> Rollout:
     """All recorded episodes as one rollout with scaled rewards; the agent's scales have taken them in.
 
     Episodes that began before the record begin without memory: what another network remembered means nothing to this.

@@ -87,5 +87,5 @@ def normalized(values: Tensor, mask: Tensor, *, floor: float = 1e-3) -> tuple[Te
     The divisor has a floor.
     """
     mean, variance = moments(values, mask)
-    deviation = variance.sqrt()
-    return torch.where(mask, (values - mean) / deviation.clamp(min=floor), 0.0), mean, deviation
+    std = variance.sqrt()
+    return torch.where(mask, (values - mean) / std.clamp(min=floor), 0.0), mean, std

@@ -117,8 +117,8 @@ def ppo_terms(
         advantage = part.advantage.unsqueeze(-1)
         surrogate = losses.clipped_surrogate(head_log_ratio, advantage, clip_range=config.clip_range)
         policy_loss = (surrogate * weights.heads).sum()
-    mean, deviation = value_moments
-    target, old = (part.target - mean) / deviation, (part.value - mean) / deviation
+    mean, std = value_moments
+    target, old = (part.target - mean) / std, (part.value - mean) / std
     value_error = losses.value_loss(output.value, target, old, clip_range=config.value_clip_range)
     value_loss = (value_error * weights.value).sum()
     auxiliary = torch.zeros_like(value_loss)

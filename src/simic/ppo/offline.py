@@ -27,14 +27,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from simic.actions import HEAD_VALUES
+from simic.lifecycle.actions import HEAD_VALUES
 from simic.policy.network import ActorCritic, Features, RecurrentActorCritic, critic
-from simic.policy.recurrence import Pieces
+from simic.policy.recurrence import EpisodeSegments
 from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
 from simic.ppo.agent import PPOAgent, make_optimizer
 from simic.ppo.config import IQLConfig
-from simic.ppo.imitation import clip_gradients, cloning_loss, finish_learning, follows, free_heads, study
+from simic.ppo.imitation import (
+    clip_gradients,
+    cloning_loss,
+    finish_learning,
+    follows,
+    free_heads,
+    prepare_demonstrations,
+)
 from simic.ppo.rollout import Rollout
 
 STREAM = 2
@@ -73,7 +80,7 @@ def learn_offline(
 ) -> IQLMetrics:
     """Make `agent` act better than whoever acted; `progress` hears now and then. Draws derive from its rng seed."""
     config = config or IQLConfig()
-    record = study(agent, rollouts)
+    record = prepare_demonstrations(agent, rollouts)
     if not outcome_known(record).any():
         raise ValueError("no decision's outcome is on record: give rollouts of more than one step, or with terminals")
     rng = np.random.default_rng([agent.rng_seed, STREAM])
@@ -103,14 +110,14 @@ def iql_terms(agent: PPOAgent, q: TwinQ, slow_q: nn.Module, record: Rollout, con
     counts, pieces = outcome_known(record), record.pieces()
     output = agent.network(record.observation, record.state, pieces)
     policy = TreeDistribution(agent.plain.tree, output.logits, record.mask)
-    mean, deviation = agent.value_scale.units()
+    mean, std = agent.value_scale.mean_std()
     with torch.no_grad():
         worth, value = slow_q(record, pieces).amin(0), output.value.detach()
         weight = advantage_weight(worth - value, config.inverse_temperature, config.weight_limit)
-        target = q_target(record.reward, agent.value_scale.real(value), record.terminated, agent.config.gamma)
+        target = q_target(record.reward, agent.value_scale.denormalize(value), record.terminated, agent.config.gamma)
     matters = free_heads(policy, record) & counts.unsqueeze(-1)
     head_weights, weights = losses.head_mean_weights(matters), losses.mean_weights(counts)
-    error = (q(record, pieces) - (target - mean) / deviation) ** 2  # (2, T, N)
+    error = (q(record, pieces) - (target - mean) / std) ** 2  # (2, T, N)
     return {
         "policy_loss": cloning_loss(policy, record.action, head_weights * weight.unsqueeze(-1)).sum(),
         "value_loss": (expectile_loss(worth - output.value, config.expectile) * weights).sum(),
@@ -156,7 +163,7 @@ class TwinQ(nn.Module):
             torch.default_generator.manual_seed(rng_seed)
             self.estimates = nn.ModuleList(critic(size) for _ in range(2))
 
-    def forward(self, record: Rollout, pieces: Pieces | None) -> Tensor:
+    def forward(self, record: Rollout, pieces: EpisodeSegments | None) -> Tensor:
         """Worth of what was done (2, T, N), in units of the value scale."""
         features = self.trunk.features(record.observation, record.state, pieces)
         known = torch.cat([features.core, encode_action(self.trunk, features, record.action)], -1)

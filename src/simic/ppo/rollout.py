@@ -17,7 +17,7 @@ from torch import Tensor
 from simic.policy.acting import check_row_count
 from simic.policy.masked import check_masks
 from simic.policy.network import ActorCritic, Observation
-from simic.policy.recurrence import Pieces, cut
+from simic.policy.recurrence import EpisodeSegments, split_episodes
 from simic.policy.tree import ActionTree
 
 
@@ -53,13 +53,13 @@ class Rollout:
         """T and N."""
         return self.reward.shape[0], self.reward.shape[1]
 
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> EpisodeSegments | None:
         """Where to cut the sequences."""
         return self._pieces
 
     @cached_property
-    def _pieces(self) -> Pieces | None:
-        return cut(self.first.numpy(), self.reward.device)
+    def _pieces(self) -> EpisodeSegments | None:
+        return split_episodes(self.first.numpy(), self.reward.device)
 
     def environments(self, index: Tensor) -> Rollout:
         """The part of some environments, by an index on the CPU."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simic.bundle import BundleError
 from simic.policy.saved import check_format
+from simic.storage.bundle import BundleError
 
 LEARNING = ("optimizer", "generator", "counts")
 """Parts that only learning needs: a controller does without."""

@@ -50,23 +50,23 @@ class ValueScale(RunningMoments):
     def __init__(self) -> None:
         super().__init__(1, decay=0.9)
 
-    def units(self) -> tuple[Tensor, Tensor]:
+    def mean_std(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation."""
         return self.mean[0].float(), (self.variance[0] + 1e-8).sqrt().float()
 
-    def real(self, value: Tensor) -> Tensor:
+    def denormalize(self, value: Tensor) -> Tensor:
         """Values in units of reward, from what the critic said."""
-        mean, deviation = self.units()
-        return value * deviation + mean
+        mean, std = self.mean_std()
+        return value * std + mean
 
     @torch.no_grad()
     def learn(self, returns: Tensor, valid: Tensor, critic: nn.Sequential) -> None:
         """New units from the returns where `valid`; the critic's last layer is adapted so that every value stays."""
-        old_mean, old_deviation = self.units()
+        old_mean, old_deviation = self.mean_std()
         mean, variance = losses.moments(returns.to(self.mean), valid)
         self._merge(mean.view(1), variance.view(1), valid.sum().to(self.count))
-        mean, deviation = self.units()
+        mean, std = self.mean_std()
         last = critic[-1]
         assert isinstance(last, nn.Linear)
-        last.weight.mul_(old_deviation / deviation)
-        last.bias.mul_(old_deviation).add_(old_mean - mean).div_(deviation)
+        last.weight.mul_(old_deviation / std)
+        last.bias.mul_(old_deviation).add_(old_mean - mean).div_(std)

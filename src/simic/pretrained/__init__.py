@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 CONTROLLER = resources.files(__name__) / "controller.safetensors"
-SCHEDULE = resources.files(__name__) / "schedule.json"
+PLAN = resources.files(__name__) / "plan.json"
 
 
 def check_controller() -> None:

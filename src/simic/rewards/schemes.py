@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simic.rewards import terms
-from simic.rewards.facts import StepFacts
+from simic.rewards.transition import Transition
 
-SchemeName = Literal["score", "thrifty", "shaped", "simplified", "sparse", "minimal", "escrow", "drip", "loss"]
+SchemeName = Literal["score", "score_with_costs", "shaped", "simplified", "sparse", "minimal", "escrow", "drip", "loss"]
 
 PROXY_SHARE = 0.3
 """Weight of progress while contributions are unknown, as a share of theirs."""
@@ -32,7 +32,7 @@ class RewardConfig:
     rent_weight: float = 1.0
     """Points that a doubling of the parameters costs."""
     compute_weight: float = 0.0
-    """Points that a doubling costs if it is trained for a whole episode, kept or not; schemes score and thrifty."""
+    """Cost of a doubling that is trained for a whole episode, kept or not (schemes score, score_with_costs)."""
     contribution_weight: float = 1.0
     """Weight of measured contributions; that of the proxy is derived from it."""
     rollback_penalty: float = 10.0
@@ -79,7 +79,7 @@ class RewardConfig:
 class Term(NamedTuple):
     """A term under a config: its points (N,), and the most they can be in magnitude."""
 
-    points: Callable[[StepFacts, RewardConfig], np.ndarray]
+    points: Callable[[Transition, RewardConfig], np.ndarray]
     bound: Callable[[RewardConfig], float]
 
 
@@ -117,7 +117,7 @@ TERMS: dict[str, Term] = {
 
 SCHEMES: dict[SchemeName, dict[str, float]] = {
     "score": {"score": 1.0, "compute": 1.0},
-    "thrifty": {"score": 1.0, "compute": 1.0, "intervention": 1.0},
+    "score_with_costs": {"score": 1.0, "compute": 1.0, "intervention": 1.0},
     "shaped": {
         "attribution": 1.0,
         "proxy": 1.0,
@@ -153,7 +153,7 @@ class RewardBreakdown:
     """Each term of the scheme, weighted and scaled (N,); every scheme has `rollback` and `forfeit`."""
 
 
-def reward(facts: StepFacts, config: RewardConfig) -> RewardBreakdown:
+def reward(facts: Transition, config: RewardConfig) -> RewardBreakdown:
     """What one decision of N hosts was worth under the config's scheme."""
     paid: dict[str, np.ndarray] = {}
     for name, weight in _weights(config).items():

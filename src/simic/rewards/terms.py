@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from simic.actions import Op
-from simic.lifecycle import Stage
-from simic.rewards.facts import StepFacts, relative_loss
-from simic.slots import Slots
+from simic.lifecycle.actions import Op
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Stage
+from simic.rewards.transition import Transition, relative_loss
 
 POINTS = 100.0
 """Points of a perfect quality; also the most that all seeds of a host together may be credited with."""
@@ -71,45 +71,45 @@ def doublings(parameters: np.ndarray, base: np.ndarray) -> np.ndarray:
     return np.clip(ratio, 0.0, MAX_DOUBLINGS)
 
 
-def score_before(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def score_before(facts: Transition, rent_weight: float) -> np.ndarray:
     """The objective when the controller decided: points of quality minus rent."""
     return POINTS * facts.quality_before - rent_weight * doublings(facts.parameters_before, facts.host_parameters)
 
 
-def score_after(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def score_after(facts: Transition, rent_weight: float) -> np.ndarray:
     """The objective after the decision; at the final decision the true one, that of the exported network."""
     return POINTS * facts.quality_after - rent_weight * doublings(facts.parameters_after, facts.host_parameters)
 
 
-def score_change(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def score_change(facts: Transition, rent_weight: float) -> np.ndarray:
     """Change of the score; sums to the final score minus the first."""
     return score_after(facts, rent_weight) - score_before(facts, rent_weight)
 
 
-def rent_change(facts: StepFacts) -> np.ndarray:
+def rent_change(facts: Transition) -> np.ndarray:
     """Minus the doublings that this decision added."""
     before = doublings(facts.parameters_before, facts.host_parameters)
     return before - doublings(facts.parameters_after, facts.host_parameters)
 
 
-def rent(facts: StepFacts) -> np.ndarray:
+def rent(facts: Transition) -> np.ndarray:
     """One decision's share of the rent: parameters kept for a whole episode pay their doublings once."""
     return -doublings(facts.parameters_after, facts.host_parameters) / _decisions(facts)
 
 
-def loss_change(facts: StepFacts) -> np.ndarray:
+def loss_change(facts: Transition) -> np.ndarray:
     """Points by which the loss fell, relative to the task's random-guess loss."""
     before = relative_loss(facts.loss_before, facts.random_guess_loss, limit=MAX_RELATIVE_LOSS)
     after = relative_loss(facts.loss_after, facts.random_guess_loss, limit=MAX_RELATIVE_LOSS)
     return POINTS * (before - after)
 
 
-def worsening_discount(facts: StepFacts) -> np.ndarray:
+def worsening_discount(facts: Transition) -> np.ndarray:
     """Factor in (0, 1] on credit: 1 unless the host got worse in this decision."""
     return np.exp(-np.maximum(facts.quality_before - facts.quality_after, 0.0) / WORSENING_SCALE)
 
 
-def attribution(facts: StepFacts) -> np.ndarray:
+def attribution(facts: Transition) -> np.ndarray:
     """Credit for contributions, never more than their geometric mean with the host's progress; debit for bad seeds."""
     contribution = np.where(facts.counted_after, facts.contribution_after, 0.0)
     gain = np.maximum(contribution, 0.0)
@@ -120,20 +120,20 @@ def attribution(facts: StepFacts) -> np.ndarray:
     return _together(points).sum(1) / _decisions(facts)
 
 
-def proxy(facts: StepFacts) -> np.ndarray:
+def proxy(facts: Transition) -> np.ndarray:
     """Change of quality in points while a host has live seeds but no contribution is known yet."""
     unknown = facts.slots_after.live.any(1) & ~facts.counted_after.any(1) & ~facts.terminal
     return np.where(unknown, POINTS * (facts.quality_after - facts.quality_before), 0.0)
 
 
-def timing(facts: StepFacts) -> np.ndarray:
+def timing(facts: Transition) -> np.ndarray:
     """For fossilising a helpful seed: 1 at the start of an episode, falling linearly to 0."""
     helpful = facts.at_slot(facts.counted_after & (facts.contribution_after > 0))
     left = np.clip(1.0 - facts.decision / _decisions(facts), 0.0, 1.0)
     return np.where((facts.op == Op.FOSSILIZE) & helpful, left, 0.0)
 
 
-def potential(slots: Slots, terminal: np.ndarray) -> np.ndarray:
+def potential(slots: SlotState, terminal: np.ndarray) -> np.ndarray:
     """Phi: mean over the slots of what their stage is worth; 0 for states that end an episode."""
     base, rate = _POTENTIAL[slots.stage, 0], _POTENTIAL[slots.stage, 1]
     value = base + rate * np.clip(slots.stage_age, 0, MAX_PROGRESS_DECISIONS)
@@ -141,59 +141,59 @@ def potential(slots: Slots, terminal: np.ndarray) -> np.ndarray:
     return np.where(terminal, 0.0, value.mean(1))
 
 
-def stage_bonus(facts: StepFacts, gamma: float) -> np.ndarray:
+def stage_bonus(facts: Transition, gamma: float) -> np.ndarray:
     """Potential-based shaping gamma Phi(s') - Phi(s): hints at the way without changing the best policy."""
     before = potential(facts.slots_before, np.zeros_like(facts.terminal))
     return gamma * potential(facts.slots_after, facts.terminal) - before
 
 
-def alpha_shock(facts: StepFacts) -> np.ndarray:
+def alpha_shock(facts: Transition) -> np.ndarray:
     """Minus the squared changes of alpha, at least -1: a slow ramp costs less than a jump."""
     change = facts.slots_after.alpha - facts.slots_before.alpha
     return -np.minimum((change**2).sum(1), 1.0)
 
 
-def holding(facts: StepFacts) -> np.ndarray:
+def holding(facts: Transition) -> np.ndarray:
     """Penalty for seeds held undecided: linear in the decisions beyond the grace, down to -MAX_HOLDING."""
     held = facts.slots_after.stage == Stage.HOLDING
     overdue = np.where(held, np.maximum(facts.slots_after.stage_age - HOLDING_GRACE, 0), 0).sum(1)
     return -np.minimum(HOLDING_RATE * overdue, MAX_HOLDING)
 
 
-def prune_shaping(facts: StepFacts) -> np.ndarray:
+def prune_shaping(facts: Transition) -> np.ndarray:
     """Bonus for pruning a harmful seed, penalty for a helpful one, each bounded; nothing if it was not measured."""
     contribution = np.nan_to_num(facts.at_slot(facts.contribution_before))
     points = np.clip(-POINTS * contribution, -MAX_PRUNE_PENALTY, MAX_PRUNE_BONUS)
     return np.where(facts.op == Op.PRUNE, points, 0.0)
 
 
-def intervention(facts: StepFacts) -> np.ndarray:
+def intervention(facts: Transition) -> np.ndarray:
     """Minus the cost of the operation, from the one table."""
     return -_COST[facts.op]
 
 
-def terminal_bonus(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def terminal_bonus(facts: Transition, rent_weight: float) -> np.ndarray:
     """At the final decision: the score gained over the whole episode."""
     return np.where(facts.final, score_after(facts, rent_weight) - POINTS * facts.first_quality, 0.0)
 
 
-def sparse(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def sparse(facts: Transition, rent_weight: float) -> np.ndarray:
     """At the final decision: the score, clamped to +-POINTS. Scaling comes after the clamp."""
     return np.where(facts.final, np.clip(score_after(facts, rent_weight), -POINTS, POINTS), 0.0)
 
 
-def escrow_change(facts: StepFacts) -> np.ndarray:
+def escrow_change(facts: Transition) -> np.ndarray:
     """Payments (N, S) that bring what each seed was paid to its present credit; a pruned seed pays all of it back."""
     before = _credit(facts.contribution_before, facts.counted_before)
     return _credit(facts.contribution_after, facts.counted_after) - before
 
 
-def escrow(facts: StepFacts) -> np.ndarray:
+def escrow(facts: Transition) -> np.ndarray:
     """The payments of all seeds of a host."""
     return escrow_change(facts).sum(1)
 
 
-def fossil_worth(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def fossil_worth(facts: Transition, rent_weight: float) -> np.ndarray:
     """Points that each fossil adds minus its own rent (N, S); all fossils of a host together within +-POINTS."""
     fossil = facts.slots_after.stage == Stage.FOSSILIZED
     parameters = np.broadcast_to(facts.parameters_after[:, None], fossil.shape)
@@ -202,28 +202,28 @@ def fossil_worth(facts: StepFacts, rent_weight: float) -> np.ndarray:
     return _together(np.where(fossil, np.clip(POINTS * contribution - own_rent, -POINTS, POINTS), 0.0))
 
 
-def fossilize_bonus(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def fossilize_bonus(facts: Transition, rent_weight: float) -> np.ndarray:
     """For fossilising: what the new fossil is worth."""
     return np.where(facts.op == Op.FOSSILIZE, facts.at_slot(fossil_worth(facts, rent_weight)), 0.0)
 
 
-def drip(facts: StepFacts, rent_weight: float) -> np.ndarray:
+def drip(facts: Transition, rent_weight: float) -> np.ndarray:
     """One decision's share of what all fossils are worth by their present contribution."""
     return fossil_worth(facts, rent_weight).sum(1) / _decisions(facts)
 
 
-def rollback(facts: StepFacts) -> np.ndarray:
+def rollback(facts: Transition) -> np.ndarray:
     """-1 where the governor ended the episode."""
     return -1.0 * facts.rolled_back
 
 
-def forfeit(facts: StepFacts, limit: float) -> np.ndarray:
+def forfeit(facts: Transition, limit: float) -> np.ndarray:
     """At a rollback: minus what the episode earned, in [-limit, 0], already in units of reward."""
     # Debts stay: to erase them would make breaking a host the way out of a bad episode.
     return np.where(facts.rolled_back, -np.clip(np.nan_to_num(facts.earned), 0.0, limit), 0.0)
 
 
-def _decisions(facts: StepFacts) -> np.ndarray:
+def _decisions(facts: Transition) -> np.ndarray:
     return np.maximum(facts.horizon, 1)
 
 

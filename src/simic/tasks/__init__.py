@@ -14,7 +14,7 @@ TaskName = Literal[
     "chars-transformer",
 ]
 DEFAULT_TASK: TaskName = "digits-cnn"
-FamilyName = Literal["mlp", "cnn", "mixed", "excerpts", "digits"]
+FamilyName = Literal["mlp", "cnn", "mixed", "subsets", "digits"]
 DEFAULT_FAMILY: FamilyName = "mlp"
 Split = Literal["train", "validation", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)

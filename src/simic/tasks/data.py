@@ -158,8 +158,8 @@ def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -
 
 def normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
     """The splits with inputs scaled by one mean and deviation, of the training inputs, for all."""
-    mean, deviation = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
-    train, validation, test = (((x - mean) / deviation, y) for x, y in (train, validation, test))
+    mean, std = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
+    train, validation, test = (((x - mean) / std, y) for x, y in (train, validation, test))
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from simic.tasks import DEFAULT_FAMILY, SPLITS, Split
 from simic.tasks.data import Data, load_digits, load_mnist1d
-from simic.tasks.draws import Draws
-from simic.tasks.generated import Concept, Excerpt, Motifs, Spirals, Teacher, load_excerpt, load_motifs, load_teacher
 from simic.tasks.hosts import plain_mlp_host, slot_names
+from simic.tasks.problems import Motifs, Problem, Spirals, Subset, Teacher, load_motifs, load_subset, load_teacher
 from simic.tasks.task import PRESETS, Preset, Task, at_width, conv_for, mlp_for
+from simic.tasks.variation import HostVariation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Ranges:
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     """Segments before the head; the first has a slot, and perhaps those that follow it."""
-    draws: Draws
+    draws: HostVariation
     """What differs between the hosts of a task."""
 
 
@@ -76,7 +76,7 @@ class TaskFamily:
             draws=replace(ranges.draws, stream=stream),
             traits={"width": width, "depth": depth, "num_slots": num_slots},
         )
-        if not ranges.draws.concepts:
+        if not ranges.draws.problems:
             return task
         # A problem of the task's own, from a stream that no host draws from.
         own = replace(task.draws, stream=(*stream, 0)).host(data, task.learning_rate, rng_seed)
@@ -119,17 +119,17 @@ PICTURES = tuple(
 DIGITS = (PRESETS["digits-mlp"], PRESETS["digits-cnn"])
 
 
-def _draws(*concepts: Concept) -> Draws:
-    return Draws(
-        concepts=concepts,
+def _draws(*problems: Problem) -> HostVariation:
+    return HostVariation(
+        problems=problems,
         data_share=(1.0, 0.5, 0.25),
         label_noise=(0.0, 0.0, 0.1, 0.2),
         rate_factor=(0.5, 1.5),
     )
 
 
-def _digits_draws(data_share: tuple[float, ...]) -> Draws:
-    return Draws(data_share=data_share, label_noise=(0.0, 0.0, 0.15, 0.4), rate_factor=(0.5, 2.0))
+def _digits_draws(data_share: tuple[float, ...]) -> HostVariation:
+    return HostVariation(data_share=data_share, label_noise=(0.0, 0.0, 0.15, 0.4), rate_factor=(0.5, 2.0))
 
 
 _MLP: dict[Split, Ranges] = {
@@ -169,22 +169,22 @@ _CNN: dict[Split, Ranges] = {
         draws=_draws(Motifs(extent=(3,), noise=(0.15, 0.4, 0.5))),
     ),
 }
-_EXCERPT_DIGITS = Excerpt(name="digits", load=load_digits)
-_EXCERPT_MNIST1D = Excerpt(name="mnist1d", load=load_mnist1d)
+_SUBSET_DIGITS = Subset(name="digits", load=load_digits)
+_SUBSET_MNIST1D = Subset(name="mnist1d", load=load_mnist1d)
 
 
-def _excerpts(
-    problems: tuple[tuple[Excerpt, int], ...], widths: tuple[int, ...], depths: tuple[int, ...]
+def _subsets(
+    problems: tuple[tuple[Subset, int], ...], widths: tuple[int, ...], depths: tuple[int, ...]
 ) -> tuple[Ranges, ...]:
     """Convolutional hosts on so many classes of data sets, with clean samples in plenty."""
     return tuple(
         Ranges(
-            presets=(_pictures(partial(load_excerpt, concept=concept, num_classes=num_classes), 1e-2),),
+            presets=(_pictures(partial(load_subset, problem=problem, num_classes=num_classes), 1e-2),),
             widths=widths,
             depths=depths,
-            draws=Draws(concepts=(concept,), rate_factor=(0.5, 1.5)),
+            draws=HostVariation(problems=(problem,), rate_factor=(0.5, 1.5)),
         )
-        for concept, num_classes in problems
+        for problem, num_classes in problems
     )
 
 
@@ -210,15 +210,15 @@ FAMILIES: dict[str, TaskFamily] = {
         description="Four tasks like those of mlp for one like those of cnn.",
         ranges={split: (_MLP[split],) * 4 + (_CNN[split],) for split in SPLITS},
     ),
-    "excerpts": TaskFamily(
-        name="excerpts",
+    "subsets": TaskFamily(
+        name="subsets",
         description="Convolutional networks on a thousand clean samples of digits or mnist1d: they lack parameters.",
         ranges={
-            "train": _excerpts(
-                ((_EXCERPT_DIGITS, 10), (_EXCERPT_MNIST1D, 10), (_EXCERPT_MNIST1D, 5)), (4, 6, 8, 12), (1, 2, 2)
+            "train": _subsets(
+                ((_SUBSET_DIGITS, 10), (_SUBSET_MNIST1D, 10), (_SUBSET_MNIST1D, 5)), (4, 6, 8, 12), (1, 2, 2)
             ),
-            "validation": _excerpts(((_EXCERPT_MNIST1D, 8),), (7, 10), (1, 2, 2)),
-            "held_out": _excerpts(((_EXCERPT_MNIST1D, 9), (_EXCERPT_MNIST1D, 6)), (5, 9, 14), (1, 2, 3)),
+            "validation": _subsets(((_SUBSET_MNIST1D, 8),), (7, 10), (1, 2, 2)),
+            "held_out": _subsets(((_SUBSET_MNIST1D, 9), (_SUBSET_MNIST1D, 6)), (5, 9, 14), (1, 2, 3)),
         },
     ),
     "digits": TaskFamily(

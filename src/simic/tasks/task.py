@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from simic.passes import evaluating
+from simic.growth.isolation import evaluating
 from simic.tasks import DEFAULT_TASK
 from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
-from simic.tasks.draws import Draws, HostTask
 from simic.tasks.files import FILES
-from simic.tasks.generated import Spirals, Teacher, Traits, load_spirals, load_teacher
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names, transformer_host
+from simic.tasks.problems import Spirals, Teacher, Traits, load_spirals, load_teacher
 from simic.tasks.text import load_chars
+from simic.tasks.variation import HostTask, HostVariation
 
 EVALUATION_CHUNK = 2_000
 """Samples per forward pass of `evaluate`."""
@@ -55,7 +55,7 @@ class Task:
     """Of the optimizer; a drawn host has its own."""
     optimizer: Optimizer = "adamw"
     """SGD has momentum 0.9."""
-    draws: Draws = field(default_factory=Draws)
+    draws: HostVariation = field(default_factory=HostVariation)
     """What differs from host to host; by default nothing."""
     traits: Traits = field(default_factory=dict)
     """What was drawn to make the task, for analysis; its hosts inherit them."""
@@ -79,7 +79,11 @@ class Task:
     def for_host(self, host: HostTask) -> "Task":
         """The task as one drawn host sees it, to train that host alone."""
         return replace(
-            self, data=host.data, learning_rate=host.learning_rate, draws=Draws(), traits=self.traits | host.traits
+            self,
+            data=host.data,
+            learning_rate=host.learning_rate,
+            draws=HostVariation(),
+            traits=self.traits | host.traits,
         )
 
     def widened(self, width: int) -> "Task":
@@ -155,7 +159,7 @@ class Preset:
     num_slots: int = 3
     batch_size: int
     learning_rate: float
-    draws: Draws = field(default_factory=Draws)
+    draws: HostVariation = field(default_factory=HostVariation)
 
 
 PRESETS: dict[str, Preset] = {
@@ -173,7 +177,7 @@ PRESETS: dict[str, Preset] = {
         width=8,
         batch_size=64,
         learning_rate=1e-2,
-        draws=Draws(concepts=(Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1, 0.2)),)),
+        draws=HostVariation(problems=(Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1, 0.2)),)),
     ),
     "teacher-mlp": Preset(
         load=load_teacher,
@@ -181,7 +185,7 @@ PRESETS: dict[str, Preset] = {
         width=8,
         batch_size=64,
         learning_rate=1e-2,
-        draws=Draws(concepts=(Teacher(hidden=(0, 0, 4, 8, 16)),)),
+        draws=HostVariation(problems=(Teacher(hidden=(0, 0, 4, 8, 16)),)),
     ),
     "fashion-cnn": Preset(load=load_fashion, host=conv_for, width=8, batch_size=128, learning_rate=1e-2),
     "cifar10-cnn": Preset(load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2),

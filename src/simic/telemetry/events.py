@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
-from simic.json_files import check_values
+from simic.storage.json_files import check_values
+from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
 
-EVENTS_FILE, PROCESS_FILE = "events.jsonl", "process.jsonl"
 FILES = (PROCESS_FILE, EVENTS_FILE)
 MAX_LINE_BYTES = 2**21
 """Of one event; the longest, a run's start with its command line and settings, has some thousands."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simic.files import check_regular, write_file
-from simic.json_files import read_json
+from simic.storage.files import check_regular, write_file
+from simic.storage.json_files import read_json
+from simic.storage.run_directory import IDS_FILE
 from simic.telemetry.events import Anomaly, Event, RunStarted, Update
 
-IDS_FILE = "mirrors.json"
 MAX_IDS_BYTES = 4096
 _REMEDY = "install it with: pip install 'simic-rl[{extra}]'"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, overload
 
-from simic.files import check_regular, open_file
+from simic.storage.files import check_regular, open_file
 from simic.telemetry.events import FILES, MAX_LINE_BYTES, Event, EventError, Unknown, from_json
 
 E = TypeVar("E", bound=Event)

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from simic.files import FileSizeError, open_to_change, output_error, sync_path, writing
-from simic.telemetry.events import EVENTS_FILE, FILES, LEVELS, MAX_LINE_BYTES, PROCESS_FILE, Event, Level, to_json
+from simic.storage.files import FileSizeError, open_to_change, output_error, sync_path, writing
+from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
+from simic.telemetry.events import FILES, LEVELS, MAX_LINE_BYTES, Event, Level, to_json
 
 _CHUNK = 1 << 16
 

@@ -20,17 +20,11 @@ import torch
 from simic import __version__
 from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
-from simic.files import sweep_temporary, write_file
 from simic.policy.network import compile_network
 from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
-from simic.preflight import no_device
-from simic.telemetry.anomalies import AnomalyDetector
-from simic.telemetry.events import Event, RunStarted
-from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
-from simic.telemetry.recorder import Recorder
-from simic.training.checkpoint import (
+from simic.storage.checkpoint import (
     Checkpoint,
     CheckpointError,
     check_about,
@@ -39,12 +33,18 @@ from simic.training.checkpoint import (
     list_checkpoints,
     sweep,
 )
+from simic.storage.files import sweep_temporary, write_file
+from simic.storage.run_directory import RunDirectory
+from simic.telemetry.anomalies import AnomalyDetector
+from simic.telemetry.events import Event, RunStarted
+from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
+from simic.telemetry.recorder import Recorder
 from simic.training.episodes import GroupSetup, group_task, play_group
+from simic.training.preflight import no_device
 from simic.training.progress import Progress
 from simic.training.run import Run
-from simic.training.run_directory import RunDirectory
-from simic.training.workers import WorkerPool
-from simic.used_settings import trains_hosts
+from simic.training.used_settings import trains_hosts
+from simic.workers.pool import WorkerPool
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20

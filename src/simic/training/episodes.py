@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from simic.actions import HEADS
 from simic.control.facts import Facts
 from simic.control.learned import make_network, network_input, row_masks
 from simic.control.legality import Masks, legal_masks
 from simic.control.observation import observe
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.host_trainings import HostTrainings, Outcome
 from simic.environment.seeding import host_rng_seed, task_rng_seed
-from simic.environment.trainings import HostTrainings, Outcome
-from simic.environment.vector_env import score
-from simic.lifecycle import LIVE, LifecycleConfig
+from simic.gymnasium.vector_env import score
+from simic.lifecycle.actions import HEADS
+from simic.lifecycle.stages import LIVE, LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
 from simic.policy.network import ActorCritic, FactoredRecurrentActorCritic

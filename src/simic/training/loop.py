@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simic.ppo.agent import DivergedError
 from simic.training.run import Run
-from simic.training.stopping import Stopped
+from simic.workers.signals import Stopped
 
 
 def train(run: Run) -> int:
@@ -21,10 +21,10 @@ def train(run: Run) -> int:
                         metrics = run.agent.update(rollout)
                     with run.signals.held():
                         with run.phase("record"):
-                            run.tell(played, metrics, figures)
+                            run.log_update(played, metrics, figures)
                         with run.phase("checkpoint"):
-                            run.keep()
-                    run.show()
+                            run.save_checkpoint()
+                    run.report_progress()
                 return run.finish("done", 0)
         except Stopped as stop:
             return run.finish("stopped", stop.exit_code, reason=str(stop))

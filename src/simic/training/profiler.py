@@ -10,9 +10,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
-from simic.files import check_regular, writing
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout
+from simic.storage.files import check_regular, writing
 from simic.training.run import Run
 
 PROFILED_UPDATE = 2

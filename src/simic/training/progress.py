@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from simic.storage.printable import printable
 from simic.telemetry.events import Anomaly
-from simic.terminal import printable
 
 
 class PatientConsole(Console):

@@ -15,6 +15,8 @@ import numpy as np
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout, join
+from simic.storage.checkpoint import save_checkpoint
+from simic.storage.run_directory import RunDirectory
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import (
     Anomaly,
@@ -26,15 +28,13 @@ from simic.telemetry.events import (
     WorkerFault,
 )
 from simic.telemetry.recorder import Recorder
-from simic.training.checkpoint import save_checkpoint
+from simic.training.episode_events import NARRATORS
+from simic.training.episode_files import save_episodes
 from simic.training.episodes import GroupSetup, Played, Weights, against_twins, group_jobs, to_rollout
-from simic.training.narrate import NARRATORS
 from simic.training.progress import Progress
-from simic.training.record import save_episodes
-from simic.training.run_directory import RunDirectory
 from simic.training.statistics import episode_figures
-from simic.training.stopping import StopSignals
-from simic.training.workers import WorkerPool
+from simic.workers.pool import WorkerPool
+from simic.workers.signals import StopSignals
 
 
 @dataclass(kw_only=True)
@@ -110,7 +110,7 @@ class Run:
             save_episodes(self.directory.episodes, self.update, [group.rollout for group in played])
         return join(rollouts), episode_figures([group.trace for group in played])
 
-    def tell(self, played: list[Played], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
+    def log_update(self, played: list[Played], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
         """Record the story of the update, and look for anomalies in it."""
         figures = figures | metrics.flat()
         alarms = metrics.ratio_alarms[::-1]  # the worst last, so that it stays
@@ -159,12 +159,12 @@ class Run:
         self.recorder.load_state_dict(state["recorder"])
         self.update = self.saved_update = int(state["update"])
 
-    def keep(self) -> None:
+    def save_checkpoint(self) -> None:
         """Write a checkpoint, if one is due."""
         if self.update % self.checkpoint_every == 0 or self.update >= self.updates:
             self._save()
 
-    def show(self) -> None:
+    def report_progress(self) -> None:
         """Tell whoever watches; the timings close the record of an update."""
         self.recorder.record(PhaseTimings(update=self.update - 1, seconds=dict(self._seconds)))
         decisions = self._figures["decisions"] / max(sum(self._seconds.values()), 1e-9)

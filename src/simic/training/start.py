@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from simic.config import RunConfig
+from simic.storage.run_directory import RunDirectory
 from simic.training.build import build_run, require_device
-from simic.training.from_episodes import learn_from_episodes
+from simic.training.demonstrations import learn_from_episodes
 from simic.training.loop import train
 from simic.training.profiler import profiled
 from simic.training.progress import say
-from simic.training.run_directory import RunDirectory
 
 
 def start(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simic.actions import Op
-from simic.lifecycle import Stage
+from simic.lifecycle.actions import Op
+from simic.lifecycle.stages import Stage
 from simic.training.episodes import Trace
 
 _FOSSIL = int(Stage.FOSSILIZED)

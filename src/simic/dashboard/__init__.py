@@ -1,0 +1,1 @@
+"""Views of runs and evaluations: reports."""

@@ -1,0 +1,264 @@
+"""How each kind of contestant plays: a pure function of the task, the settings and what the contestant is given.
+
+Shapes: T decisions, N hosts (one per rng seed), H heads of an action.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from simic.control.autogrow import AutoGrowController
+from simic.control.baselines import RandomController, WaitController
+from simic.control.facts import Facts
+from simic.control.heuristic import HeuristicController
+from simic.control.learned import (
+    LearnedController,
+    load_network,
+    load_pretrained,
+    network_input,
+    network_of,
+    row_masks,
+)
+from simic.control.legality import legal_masks
+from simic.control.observation import observe
+from simic.control.plan import PlanController, load_plan
+from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.host_trainings import HostTrainings
+from simic.environment.seeding import task_rng_seed
+from simic.evaluation.measures import Fossil, episodes, play
+from simic.evaluation.parsing import Candidate, NamedTask
+from simic.gymnasium.vector_env import replace_illegal
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import LifecycleConfig, Stage
+from simic.policy.acting import choose
+from simic.policy.network import FactoredRecurrentActorCritic
+from simic.storage.checkpoint import MANIFEST, find_checkpoint, load_checkpoint
+from simic.storage.run_directory import RunDirectory
+from simic.tasks.families import find_family
+from simic.tasks.task import Task, make_task
+from simic.training.episodes import Weights
+
+EVALUATION = 0xE7A1
+"""Keeps the hosts of evaluations apart from those of training runs that have the same rng seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all contestants have in common."""
+
+    rng_seeds: tuple[int, ...]
+    """One host of every task for each."""
+    episode: EpisodeConfig
+    lifecycle: LifecycleConfig
+    governor: GovernorConfig
+    greedy: bool = True
+    """Whether learned controllers take the likeliest action, or draw one."""
+
+    def trainings(self, task: Task, rng_seeds: Sequence[int] | None = None) -> HostTrainings:
+        """Fresh hosts: task and rng seed fix their data, initial weights and batches, whoever leads them."""
+        return HostTrainings(
+            task,
+            [task_rng_seed(rng_seed, EVALUATION) for rng_seed in rng_seeds or self.rng_seeds],
+            episode=self.episode,
+            lifecycle=self.lifecycle,
+            governor=self.governor,
+        )
+
+
+class Unit(NamedTuple):
+    """One contestant on one task, and what this contestant is given: a plan, weights, fossils, ..."""
+
+    task: NamedTask
+    kind: str
+    inputs: Any = None
+
+
+def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
+    """The episodes of a unit as JSON values; of a learned controller also what its ablations need."""
+    task = find_task(unit.task)
+    if unit.kind == "static_wide":
+        return _play_wide(settings, task, unit.inputs)
+    trainings = settings.trainings(task)
+    if unit.kind == "static_final":
+        plant_fossils(trainings, unit.inputs)
+    controller = CONTROLLERS[unit.kind](settings, unit.inputs)
+    lives = play(trainings, controller.act)
+    part: dict[str, Any] = {"episodes": episodes(lives, settings.rng_seeds, trainings.hosts.host_parameters)}
+    if unit.kind == "learned":
+        part["actions"] = lives.actions.tolist()
+        part["fossils"] = [lives.fossils(host) for host in range(trainings.num_hosts)]
+    return part
+
+
+def find_task(task: NamedTask) -> Task:
+    """The task of that name."""
+    if task.split is None:
+        return make_task(task.name, data_dir=task.data_dir)
+    return find_family(task.name).draw_task(task.index, task.split)
+
+
+def inputs_of(candidate: Candidate) -> Any:
+    """What a contestant comes with: a plan, or the weights of the controller that it is or derives from."""
+    if candidate.kind == "plan":
+        return load_plan(candidate.path)
+    if candidate.kind == "learned" or candidate.of is not None:
+        return Weights.of(_find_network(candidate.path))
+    return None
+
+
+def inputs_from_episodes(kind: str, part: dict[str, Any]) -> Any:
+    """What an ablation is given by the learned controller's episodes on the same task."""
+    if kind == "static_final":
+        return [[Fossil(*fossil) for fossil in fossils] for fossils in part["fossils"]]
+    if kind == "static_wide":
+        return [episode["parameters"] for episode in part["episodes"]]
+    assert kind == "replay"
+    return most_frequent(np.array(part["actions"], dtype=np.int64))
+
+
+def _find_network(path: Path | None) -> FactoredRecurrentActorCritic:
+    """From a saved controller, a checkpoint or a run; a run that is not done gives its newest checkpoint."""
+    if path is None:
+        return load_pretrained()
+    if path.is_file():
+        return load_network(path)
+    if (path / MANIFEST).is_file():
+        return network_of(load_checkpoint(path).agent, path)
+    run = RunDirectory(path)
+    if run.controller.is_file():
+        return load_network(run.controller)
+    found = find_checkpoint(run.checkpoints).checkpoint
+    if found is None:
+        raise ValueError(f"{path} holds neither a controller nor a whole checkpoint")
+    return network_of(found.agent, found.path)
+
+
+# Contestants that lead a host from its start.
+
+
+class ReplayController:
+    """Plays one list of actions (T, H) on all hosts, whatever happens; waits where an action is illegal."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """The rows that are due (N, H)."""
+        return replace_illegal(self.rows[facts.decision], legal_masks(facts))[0]
+
+
+class ShuffledController:
+    """A network that sees other hosts than those it leads; masks are their own, its memory is of what it saw."""
+
+    def __init__(self, network: FactoredRecurrentActorCritic, num_hosts: int, *, greedy: bool = True) -> None:
+        self.network, self.greedy = network.eval(), greedy
+        self.seen = derangement(num_hosts)
+        self._state = network.initial_state(num_hosts)
+        self._generator = torch.Generator().manual_seed(EVALUATION)
+
+    def act(self, facts: Facts) -> np.ndarray:
+        """What would be right for somebody else (N, H)."""
+        masks = legal_masks(facts)
+        observed = {name: part[self.seen] for name, part in network_input(observe(facts, masks)).items()}
+        choice = choose(
+            self.network, observed, row_masks(masks), self._state, greedy=self.greedy, generator=self._generator
+        )
+        self._state = choice.state
+        return choice.action.numpy()
+
+
+def derangement(size: int) -> np.ndarray:
+    """For every host another one, always the same: a random cycle through all."""
+    if size < 2:
+        raise ValueError(f"observations of another host need at least 2 rng seeds, got {size}")
+    cycle = np.random.default_rng(EVALUATION).permutation(size)
+    other = np.empty(size, dtype=np.int64)
+    other[cycle] = np.roll(cycle, 1)
+    return other
+
+
+def most_frequent(actions: np.ndarray) -> np.ndarray:
+    """The sequence (T, H) that most hosts had, of (T, N, H); the first of equals."""
+    sequences = [actions[:, host].tobytes() for host in range(actions.shape[1])]
+    common = Counter(sequences).most_common(1)[0][0]
+    return actions[:, sequences.index(common)]
+
+
+def _learned(settings: Settings, weights: Weights) -> LearnedController:
+    return LearnedController(weights.network(), greedy=settings.greedy, rng_seed=EVALUATION)
+
+
+def _shuffled(settings: Settings, weights: Weights) -> ShuffledController:
+    return ShuffledController(weights.network(), len(settings.rng_seeds), greedy=settings.greedy)
+
+
+CONTROLLERS: dict[str, Callable[[Settings, Any], Any]] = {
+    "wait": lambda settings, inputs: WaitController(),
+    "random": lambda settings, inputs: RandomController(EVALUATION),
+    "heuristic": lambda settings, inputs: HeuristicController(),
+    "autogrow": lambda settings, inputs: AutoGrowController(),
+    "plan": lambda settings, plan: PlanController(plan),
+    "learned": _learned,
+    "replay": lambda settings, rows: ReplayController(rows),
+    "shuffled": _shuffled,
+    "static_final": lambda settings, inputs: WaitController(),
+}
+
+
+# Networks that do not grow.
+
+
+def plant_fossils(trainings: HostTrainings, fossils: Sequence[Sequence[Fossil]]) -> None:
+    """Give fresh hosts the architecture of others: seeds newborn, at alpha 1 and fossils from the start."""
+    hosts = trainings.hosts
+    for slot in range(len(hosts.sites)):
+        rows = np.zeros_like(trainings.facts().previous_action)
+        for host, own in enumerate(fossils):
+            for fossil in own:
+                if fossil.slot == slot:
+                    action = Action("germinate", slot, fossil.blueprint, fossil.style)
+                    rows[host] = action.encode(trainings.task.slots, hosts.blueprint_names)
+        hosts.execute(rows)
+    planted = hosts.slot_state.occupied
+    hosts.slot_state.stage[planted] = Stage.FOSSILIZED
+    hosts.slot_state.alpha[planted] = hosts.slot_state.alpha_target[planted] = 1.0
+    hosts.sync_with_slots()
+    trainings.snapshot.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
+
+
+def _play_wide(settings: Settings, task: Task, parameters: Sequence[int]) -> dict[str, Any]:
+    """Hosts of the least width that has so many parameters; those of one width are stacked."""
+    if task.host_of_width is None:
+        return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no static_wide"}
+    widths = [width_for(task.host_of_width, wanted) for wanted in parameters]
+    own, records = count_parameters(task.make_host), {}
+    for width in sorted(set(widths)):
+        rng_seeds = [seed for seed, its in zip(settings.rng_seeds, widths, strict=True) if its == width]
+        lives = play(settings.trainings(task.widened(width), rng_seeds), WaitController().act)
+        records |= {record["rng_seed"]: record for record in episodes(lives, rng_seeds, own)}
+    return {"episodes": [records[rng_seed] for rng_seed in settings.rng_seeds]}
+
+
+def width_for(host_of_width: Callable[[int], Callable[[], nn.Module]], parameters: int) -> int:
+    """The least width whose host has at least so many parameters."""
+    low, high = 0, 1
+    while count_parameters(host_of_width(high)) < parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if count_parameters(host_of_width(middle)) >= parameters else (middle, high)
+    return high
+
+
+def count_parameters(make_host: Callable[[], nn.Module]) -> int:
+    """Of a host, without drawing its weights."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make_host().parameters())

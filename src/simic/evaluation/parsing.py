@@ -1,0 +1,283 @@
+"""What a user names: who competes, on which tasks. Nothing here loads torch, so that a wrong name is told at once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from simic import pretrained
+from simic.config import nearest
+from simic.storage.checkpoint import MANIFEST, list_checkpoints
+from simic.storage.run_directory import RunDirectory
+from simic.tasks import SPLITS, FamilyName, Split, TaskName
+from simic.tasks.files import FILES
+
+RULES = {
+    "wait": "never grows: the host alone (static_small)",
+    "random": "legal actions, drawn uniformly",
+    "plan": "the best fixed plan found on training tasks",
+    "heuristic": "grows on a plateau, keeps what contributes",
+    "autogrow": "periodic growth until no gain (after AutoGrow, Wen et al. 2020)",
+}
+ABLATIONS = {
+    "static_final": "the architecture that {} ended with, trained from scratch for as many host epochs",
+    "static_wide": "the host, widened to at least the parameters that {} ended with",
+    "replay": "the most frequent actions of {} on each task, played without looking",
+    "shuffled": "{} with the observations of another host of the same task",
+}
+"""Baselines that are derived from a learned controller's own episodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Who competes."""
+
+    label: str
+    kind: str
+    """One of RULES, learned, or one of ABLATIONS."""
+    description: str
+    path: Path | None = None
+    """Of a plan or a learned controller; None stands for the one that ships with simic."""
+    of: str | None = None
+    """The learned controller that an ablation derives from."""
+    group: str | None = None
+    """The group that it is judged with, of several policies or of what derives from them."""
+
+
+class Lineup(NamedTuple):
+    """Who competes, and how what was written was understood where it could be read in two ways."""
+
+    candidates: list[Candidate]
+    readings: list[str]
+
+
+class Entry(NamedTuple):
+    """A name or path, and the group that it was written into."""
+
+    name: str
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    """A task of that name, or the one of number `index` in a split of a family."""
+
+    name: str
+    split: Split | None = None
+    index: int = 0
+    data_dir: str | None = None
+    """Where a task that reads files finds them."""
+
+    def __str__(self) -> str:
+        return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
+
+
+def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineup:
+    """Contestants by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` judges several as one.
+
+    A group ends with the word or where the next one begins. Ablations of every learned controller come last.
+    """
+    entries: list[Entry] = []
+    readings: list[str] = []
+    for word in words:
+        begun = {entry.group for entry in entries}
+        for entry in _read_word(word, readings):
+            if entry.group is not None and entry.group in begun:
+                raise ValueError(
+                    f"--controllers names {entry.group!r} twice; write {entry.group}=PATH,PATH in one word"
+                )
+            entries.append(entry)
+    if not entries:
+        raise ValueError(f"--controllers must name at least one of {', '.join(RULES)}, pretrained or a path")
+    candidates = _labelled(entries, [_find(entry.name) for entry in entries])
+    for name in dict.fromkeys(own.group for own in candidates if own.group):
+        members = [entry.name for entry in entries if entry.group == name]
+        readings.append(f"{name} stands for {', '.join(members)}, judged as one")
+    learned = [known for known in candidates if known.kind == "learned"]
+    if ablations and not learned:
+        raise ValueError("--ablations are those of a learned controller: name one with --controllers")
+    candidates += [derive(kind, of) for of in learned for kind in ABLATIONS if ablations]
+    _check_labels(candidates)
+    return Lineup(candidates, readings)
+
+
+def derive(kind: str, of: Candidate) -> Candidate:
+    """An ablation of a learned controller; those of a group are a group too."""
+    return Candidate(
+        label=f"{kind}({of.label})",
+        kind=kind,
+        description=ABLATIONS[kind].format(of.label),
+        path=of.path,
+        of=of.label,
+        group=of.group and f"{kind}({of.group})",
+    )
+
+
+def describe_groups(candidates: Iterable[Candidate]) -> dict[str, dict[str, Any]]:
+    """The groups by name, as results tell them: their kind, the group they derive from, their members."""
+    candidates, groups = list(candidates), dict[str, dict[str, Any]]()
+    group_of = {own.label: own.group for own in candidates}
+    for own in candidates:
+        if own.group is not None:
+            origin = None if own.of is None else group_of[own.of]
+            table = groups.setdefault(own.group, {"kind": own.kind, "of": origin, "members": []})
+            table["members"].append(own.label)
+    return groups
+
+
+def parse_tasks(names: Iterable[str], num_tasks: int, data_dir: str | None = None) -> list[NamedTask]:
+    """Tasks by name, and `num_tasks` of every FAMILY:SPLIT; the split is held_out unless said."""
+    if num_tasks < 1:
+        raise ValueError(f"--num-tasks must be at least 1, got {num_tasks}")
+    tasks: dict[NamedTask, None] = {}
+    for name in _listed(names):
+        family, colon, split = name.partition(":")
+        split = split if colon else "held_out"
+        if family in get_args(FamilyName):
+            if split not in SPLITS:
+                raise ValueError(f"family {family} has no split {split!r}; {nearest(split, SPLITS)}")
+            tasks |= dict.fromkeys(NamedTask(family, split, index) for index in range(num_tasks))
+        elif name in get_args(TaskName):
+            tasks[NamedTask(name, data_dir=data_dir if name in FILES else None)] = None
+        else:
+            valid = [*get_args(FamilyName), *get_args(TaskName)]
+            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, valid)}")
+    if not tasks:
+        raise ValueError("--tasks must name at least one task or family")
+    return list(tasks)
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    return [part for name in names for part in name.split(",") if part]
+
+
+# Controllers: from words to entries.
+
+
+def _read_word(word: str, readings: list[str]) -> Iterator[Entry]:
+    """The entries of a word. What exists as a path is one, whatever signs it contains; that is told."""
+    group, begun = None, set[str]()
+    for part in _parts(word):
+        name, equals, rest = part.partition("=")
+        if not equals or os.sep in name or Path(part).exists():
+            if equals and os.sep not in name:
+                readings.append(f"{part} is read as a path, which exists, and not as a group named {name}")
+            yield Entry(part, group)
+            continue
+        if not name.isprintable() or not name.strip() or not rest:
+            raise ValueError(f"--controllers: {part!r} must be NAME=PATH, with a name and a path")
+        if name in begun:
+            raise ValueError(f"--controllers names {name!r} twice; write {name}=PATH,PATH in one word")
+        group = name
+        begun.add(name)
+        yield Entry(rest, group)
+
+
+def _parts(word: str) -> list[str]:
+    """A word cut at its commas, unless they belong to a path that exists."""
+    name, _, rest = word.partition("=")
+    if Path(word).exists() or (rest and "," not in name and Path(rest).exists()):
+        return [word]
+    return [part for part in word.split(",") if part]
+
+
+# Controllers: from entries to contestants.
+
+
+def _find(name: str) -> Candidate:
+    """The contestant of that name or path, not yet labelled."""
+    if name == "pretrained":
+        pretrained.check_controller()
+        return Candidate(label=name, kind="learned", description="the trained controller that ships with simic")
+    if name in RULES:
+        return Candidate(label=name, kind=name, description=RULES[name])
+    path = Path(name)
+    run = RunDirectory(path)
+    if path.suffix == ".json" and path.is_file():
+        return Candidate(label="", kind="plan", description=f"the fixed plan in {path}", path=path)
+    if path.is_file() or (path / MANIFEST).is_file() or run.controller.is_file() or list_checkpoints(run.checkpoints):
+        return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
+    if path.is_dir():
+        raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
+    raise ValueError(
+        f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, [*RULES, 'pretrained'])}"
+    )
+
+
+def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:
+    """The contestants under their names: their own, that of a group of one, or as much of the path as is needed."""
+    sizes = Counter(entry.group for entry in entries)
+    for entry, own in zip(entries, found, strict=True):
+        if entry.group is not None and sizes[entry.group] > 1 and own.kind != "learned":
+            raise ValueError(
+                f"--controllers: {entry.name} is not trained, and the group {entry.group} pools trained controllers; "
+                f"write {entry.name} as a word of its own, or before {entry.group}="
+            )
+    named = [
+        replace(own, group=entry.group)
+        if entry.group is not None and sizes[entry.group] > 1
+        else replace(own, label=entry.group or own.label)
+        for entry, own in zip(entries, found, strict=True)
+    ]
+    _check_once(entries, found)
+    taken = {own.label for own in named if own.label} | {own.group for own in named if own.group}
+    unnamed = [own.path for own in named if not own.label and own.path is not None]
+    labels = iter(_short_names(unnamed, taken))
+    return [own if own.label else replace(own, label=next(labels)) for own in named]
+
+
+def _check_once(entries: Sequence[Entry], found: Sequence[Candidate]) -> None:
+    """Nobody may count twice."""
+    seen: dict[object, str] = {}
+    for entry, own in zip(entries, found, strict=True):
+        place: object = own.label
+        if own.path is not None:
+            controller = RunDirectory(own.path).controller
+            place = (controller if controller.is_file() else own.path).resolve()
+        if place in seen:
+            raise ValueError(f"--controllers names the same one twice: {seen[place]} and {entry.name}; leave one out")
+        seen[place] = entry.name
+
+
+def _short_names(paths: Sequence[Path], taken: Collection[str]) -> list[str]:
+    """For each path the shortest of its names that no other has.
+
+    Names grow by directories that were written before they grow by others: results should say the same wherever the
+    working directory lies.
+    """
+    names, chosen = [_names_of(path) for path in paths], [0] * len(paths)
+    written = [len(Path(os.path.normpath(path)).parts) - 1 for path in paths]
+    while True:
+        labels = [own[index] for own, index in zip(names, chosen, strict=True)]
+        count = Counter([*labels, *taken])
+        clashes = [i for i, label in enumerate(labels) if count[label] > 1 and chosen[i] + 1 < len(names[i])]
+        if not clashes:
+            return labels
+        for i in [i for i in clashes if chosen[i] < written[i]] or clashes:
+            chosen[i] += 1
+
+
+def _names_of(path: Path) -> list[str]:
+    """A run's name (with the checkpoint's, if it is one) or a file's; then with more and more of where it lies."""
+    path = Path(os.path.abspath(path))
+    run, leaf = path, path.stem if path.is_file() else path.name
+    if path.parent.name == RunDirectory(path).checkpoints.name:
+        run = path.parent.parent
+        leaf = f"{run.name}-{path.name}"
+    elif path.name == RunDirectory(path).controller.name:
+        run = path.parent
+        leaf = run.name
+    above = run.parent.parts[1:]
+    longer = ["/".join([*above[-length:], leaf]) for length in range(1, len(above) + 1)]
+    return [name for name in (leaf, *longer) if name] + [str(path)]
+
+
+def _check_labels(candidates: Sequence[Candidate]) -> None:
+    groups = {own.group for own in candidates if own.group}
+    for label, times in Counter([*(own.label for own in candidates), *groups]).items():
+        if times > 1:
+            raise ValueError(f"--controllers names {label!r} twice; give each a name of its own")

@@ -1,0 +1,1 @@
+"""Gymnasium environments over host trainings. Nothing else in simic imports gymnasium."""

@@ -1,0 +1,1 @@
+"""GrowthScheduler: growth beside the optimizer of a user's own training loop."""

@@ -1,0 +1,1 @@
+"""N hosts of one architecture trained as one tensor program."""

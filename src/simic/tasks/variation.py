@@ -1,0 +1,100 @@
+"""What differs between the hosts of one task: the problem, its data size, label noise and learning rate.
+
+Shapes are those of the task's own data for every host, so that hosts can be stacked. A host is determined by the
+task and its rng seed; no global generator is touched.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simic.tasks.data import Data
+from simic.tasks.problems import Problem, Traits, generate_data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostTask:
+    """What one host learns, and how fast."""
+
+    data: Data = field(repr=False)
+    learning_rate: float
+    traits: Traits
+    """What was drawn, for analysis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostVariation:
+    """What a host is drawn from, each field on its own and uniformly: a value listed twice comes twice as often."""
+
+    problems: tuple[Problem, ...] = ()
+    """Problems to generate afresh; none: all hosts share the task's own data."""
+    data_share: tuple[float, ...] = (1.0,)
+    """Share of the training samples that are distinct; they are repeated to the common length."""
+    label_noise: tuple[float, ...] = (0.0,)
+    """Share of the distinct training samples whose label is a wrong one; validation and test stay clean."""
+    rate_factor: tuple[float, float] = (1.0, 1.0)
+    """Least and greatest multiple of the task's learning rate, drawn uniformly in the logarithm."""
+    stream: tuple[int, ...] = ()
+    """Keeps the draws of different tasks apart that use the same rng seeds."""
+
+    def __post_init__(self) -> None:
+        if not self.data_share or not all(0 < share <= 1 for share in self.data_share):
+            raise ValueError(f"data_share must list shares above 0 and up to 1, got {self.data_share}")
+        if not self.label_noise or not all(0 <= share < 1 for share in self.label_noise):
+            raise ValueError(f"label_noise must list shares from 0 to below 1, got {self.label_noise}")
+        if not 0 < self.rate_factor[0] <= self.rate_factor[1]:
+            raise ValueError(f"rate_factor must be a range above zero, least first, got {self.rate_factor}")
+
+    def host(self, reference: Data, learning_rate: float, rng_seed: int) -> HostTask:
+        """The host of this rng seed; data that need no change are `reference` itself."""
+        if rng_seed < 0:
+            raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
+        # The stream's length comes first: a seed sequence takes trailing zeros for nothing.
+        rng = np.random.default_rng([len(self.stream), *self.stream, rng_seed])
+        data, traits = self._problem(reference, rng)
+        share, noise = float(rng.choice(self.data_share)), float(rng.choice(self.label_noise))
+        data, data_size = _fewer_samples(data, share, rng)
+        data = _mislabelled(data, data_size, noise, rng)
+        low, high = self.rate_factor
+        rate = learning_rate * math.exp(rng.uniform(math.log(low), math.log(high)))
+        drawn = {"data_size": data_size, "label_noise": noise, "learning_rate": rate}
+        return HostTask(data=data, learning_rate=rate, traits=traits | drawn)
+
+    def _problem(self, reference: Data, rng: np.random.Generator) -> tuple[Data, Traits]:
+        if not self.problems:
+            return reference, {}
+        return generate_data(
+            self.problems[rng.integers(len(self.problems))],
+            rng,
+            sizes=(len(reference.train_x), len(reference.validation_x), len(reference.test_x)),
+            shape=tuple(reference.train_x.shape[1:]),
+            num_classes=reference.num_classes,
+        )
+
+
+def _fewer_samples(data: Data, share: float, rng: np.random.Generator) -> tuple[Data, int]:
+    """The data with a subset of the training samples, repeated in turn to the same length; and the subset's size."""
+    total = len(data.train_x)
+    size = max(1, round(share * total))
+    if size == total:
+        return data, total
+    chosen = torch.from_numpy(rng.choice(total, size, replace=False))[torch.arange(total) % size]
+    return replace(data, train_x=data.train_x[chosen], train_y=data.train_y[chosen]), size
+
+
+def _mislabelled(data: Data, data_size: int, noise: float, rng: np.random.Generator) -> Data:
+    """The data with a share of the training labels wrong; the copies of a sample agree."""
+    labels = data.train_y[:data_size].numpy().copy().reshape(-1)
+    wrong = rng.choice(labels.size, round(noise * labels.size), replace=False)
+    if not wrong.size:
+        return data
+    labels[wrong] = (labels[wrong] + rng.integers(1, data.num_classes, wrong.size)) % data.num_classes
+    distinct = torch.from_numpy(labels).reshape(data.train_y[:data_size].shape)
+    return replace(data, train_y=_repeated(distinct, len(data.train_y)))
+
+
+def _repeated(samples: Tensor, length: int) -> Tensor:
+    return samples[torch.arange(length) % len(samples)]

@@ -1,0 +1,58 @@
+"""Recorded episodes: one compact file per update, for imitation and offline learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simic.ppo.rollout import Rollout
+from simic.storage.bundle import BundleError, load_bundle, save_bundle
+from simic.training.episodes import to_rollout
+from simic.training.used_settings import EPISODES_FORMAT, find_episode_files
+
+FORMAT, VERSION = EPISODES_FORMAT, 1
+MAX_BYTES = 2**30
+"""Of the episodes of one update."""
+
+
+def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]) -> Path:
+    """Write the episodes of an update; features are kept in half precision, which is finer than their noise."""
+    path = directory / f"update_{update:06d}.safetensors"
+    packed = [{name: _compact(value) for name, value in group.items()} for group in groups]
+    save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
+    return path
+
+
+def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
+    """The rollouts of a file, or of all files in a directory or run."""
+    files = find_episode_files(Path(source))
+    if not files:
+        raise FileNotFoundError(f"there are no recorded episodes in {source}; record some with --record")
+    rollouts = []
+    for file in files:
+        saved = load_bundle(file, max_bytes=MAX_BYTES)
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+            raise BundleError(f"{file} holds no episodes: its format is not {FORMAT!r}")
+        if saved.get("version") != VERSION:
+            raise BundleError(f"{file} has episodes of version {saved.get('version')}, this simic reads {VERSION}")
+        try:
+            groups = [{name: _restored(value) for name, value in group.items()} for group in saved["groups"]]
+            rollouts += [to_rollout(group, state_size) for group in groups]
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise BundleError(f"{file} holds no whole episodes ({type(error).__name__}: {error})") from None
+    return rollouts
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    if values.dtype in (np.float32, np.float64) and values.ndim > 2:
+        return values.astype(np.float16)
+    return values.astype(np.int16) if values.dtype == np.int64 else values
+
+
+def _restored(values: np.ndarray) -> np.ndarray:
+    if values.dtype == np.float16:
+        return values.astype(np.float32)
+    return values.astype(np.int64) if values.dtype == np.int16 else values

@@ -1,0 +1,1 @@
+"""Where jobs run: the pool protocol and its backends, and stop signals."""

@@ -1,0 +1,243 @@
+"""Hosts that are stacked live exactly as hosts alone: one model after the other against all at once, in float64."""
+
+from collections import OrderedDict
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from simic import Action, GrowableModel, LifecycleConfig
+from simic.control.baselines import RandomController
+from simic.control.facts import Facts
+from simic.lifecycle.stages import Stage
+from simic.stacked.hosts import StackedHosts
+from simic.stacked.optimizer import OptimizerConfig
+
+RNG_SEEDS = (3, 14, 15, 92)
+SLOTS = ("stem", "block1", "block2")
+RATES = (1e-2, 2e-2, 5e-3, 1e-2)
+
+
+def segments(*parts: nn.Module) -> nn.Sequential:
+    names = ("stem", "block1", "block2", "head")
+    return nn.Sequential(OrderedDict(zip(names, parts, strict=True))).double()
+
+
+def dense() -> nn.Sequential:
+    layers = [nn.Sequential(nn.Linear(i, 6), nn.LayerNorm(6), nn.ReLU()) for i in (5, 6, 6)]
+    return segments(*layers, nn.Linear(6, 3))
+
+
+def convolutional() -> nn.Sequential:
+    layers = [
+        nn.Sequential(nn.Conv2d(i, 4, 3, s, 1), nn.GroupNorm(1, 4), nn.ReLU()) for i, s in ((1, 1), (4, 2), (4, 2))
+    ]
+    return segments(*layers, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)))
+
+
+HOSTS = {"dense": (dense, (5,)), "convolutional": (convolutional, (1, 6, 6))}
+
+
+def accuracy(logits, targets):
+    return (logits.argmax(-1) == targets).double().mean()
+
+
+class Alone:
+    """One host as a GrowableModel with torch's own optimizer, one group for each of its parts."""
+
+    def __init__(self, make_host, example, rng_seed, rate, lifecycle, config):
+        torch.manual_seed(rng_seed)
+        self.model = GrowableModel(make_host(), SLOTS, example_input=example, lifecycle=lifecycle, rng_seed=rng_seed)
+        self.config, self.rate = config, rate
+        self.optimizers = {}
+        self.norms = {slot: [] for slot in SLOTS}
+
+    def follow(self):
+        wanted = {None: list(self.model.host.parameters())}
+        wanted |= {s: list(self.model.seed(s).parameters()) for s in SLOTS if self.model.seed(s)}
+        for key, parameters in wanted.items():
+            known = self.optimizers.get(key)
+            kept = known.state if known else {}
+            held = [p for group in known.param_groups for p in group["params"]] if known else []
+            if [id(p) for p in held] == [id(p) for p in parameters]:
+                continue
+            if self.config.name == "adamw":
+                new = torch.optim.AdamW(parameters, lr=self.rate, weight_decay=self.config.weight_decay)
+            else:
+                new = torch.optim.SGD(parameters, self.rate, momentum=0.9, weight_decay=self.config.weight_decay)
+            new.state.update({p: kept[p] for p in parameters if p in kept})
+            self.optimizers[key] = new
+        self.optimizers = {key: value for key, value in self.optimizers.items() if key in wanted}
+
+    def act(self, row):
+        self.model.execute(row)
+        self.model.tick()
+        self.follow()
+
+    def train(self, x, y):
+        self.model.zero_grad()
+        self.model.loss(lambda: cross_entropy(self.model(x), y)).backward()
+        for slot in SLOTS:
+            seed = self.model.seed(slot)
+            grads = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
+            if grads:
+                self.norms[slot].append(float(torch.nn.utils.get_total_norm(grads)))
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+
+def facts_of(hosts: StackedHosts) -> Facts:
+    n = hosts.num_hosts
+    return Facts(
+        slots=hosts.slot_state.copy(),
+        lifecycle=hosts.lifecycle,
+        slot_names=SLOTS,
+        blueprint_names=hosts.blueprint_names,
+        blueprint_parameters=hosts.blueprint_table(),
+        host_parameters=np.full(n, hosts.host_parameters),
+        seed_parameters=hosts.seed_parameters(),
+        decision=np.zeros(n, dtype=np.int64),
+        horizon=np.zeros(n, dtype=np.int64),
+        previous_action=np.zeros((n, 8), dtype=np.int64),
+        random_guess_loss=np.full(n, np.log(3)),
+        host_gradient_norm=np.ones(n),
+        train_loss=np.zeros((n, 1)),
+        val_loss=np.zeros((n, 1)),
+        val_accuracy=np.zeros((n, 1)),
+        parameters=np.ones((n, 1)),
+    )
+
+
+LIVES = list(product(HOSTS, ("direct", "shadow", "straight_through"), ("adamw", "sgd")))
+FAST = {("convolutional", "direct", "adamw"), ("dense", "shadow", "sgd"), ("dense", "straight_through", "adamw")}
+assert set(LIVES) > FAST
+
+
+@pytest.mark.parametrize(
+    ("kind", "incubation", "optimizer"),
+    [slot_state if slot_state in FAST else pytest.param(*slot_state, marks=pytest.mark.slow) for slot_state in LIVES],
+)
+def test_a_long_random_life_is_the_same_alone_and_stacked(kind, incubation, optimizer):
+    make_host, shape = HOSTS[kind]
+    lifecycle = LifecycleConfig(incubation=incubation, min_training_decisions=1, embargo_decisions=0)
+    config = OptimizerConfig(name=optimizer, max_gradient_norm=0.5)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, *shape, generator=generator, dtype=torch.double), torch.arange(64) % 3
+    stacked = StackedHosts(
+        make_host, SLOTS, example_input=x[:2], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy,
+        lifecycle=lifecycle, optimizer=config,
+    )  # fmt: skip
+    alone = [Alone(make_host, x[:2], s, r, lifecycle, config) for s, r in zip(RNG_SEEDS, RATES, strict=True)]
+    controller, met = RandomController(1), set()
+    for _ in range(40):
+        for host in alone:
+            host.follow()
+        for _ in range(2):
+            batches = torch.stack([torch.randperm(64, generator=generator)[:8] for _ in RNG_SEEDS])
+            stacked.train_step(x[batches], y[batches], torch.tensor(RATES, dtype=torch.double))
+            for host, batch in zip(alone, batches, strict=True):
+                host.train(x[batch], y[batch])
+        stacked.report_gradients()
+        compare(stacked, alone, x, y)
+        met |= set(stacked.slot_state.stage.flatten().tolist())
+        # What a controller would have measured, so that every operation becomes legal.
+        for n, host in enumerate(alone):
+            host.model.slot_state.contribution[:] = 0.1
+            host.model.slot_state.counterfactual[:] = False
+            host.model.slot_state.gradient_norm[0] = stacked.slot_state.gradient_norm[n]
+        stacked.slot_state.contribution[:], stacked.slot_state.counterfactual[:] = 0.1, False
+        actions = controller.act(facts_of(stacked))
+        stacked.execute(actions)
+        stacked.tick()
+        for host, row in zip(alone, actions, strict=True):
+            host.act(row)
+            host.norms = {slot: [] for slot in SLOTS}
+    assert met >= {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED}
+
+
+def compare(stacked, alone, x, y):
+    everywhere = x.expand(len(alone), *x.shape), y.expand(len(alone), *y.shape)
+    losses, _, flipped = stacked.evaluate_and_attribute(*everywhere)
+    for n, host in enumerate(alone):
+        model = host.model
+        assert np.array_equal(model.slot_state.stage[0], stacked.slot_state.stage[n])
+        assert np.allclose(model.slot_state.alpha[0], stacked.slot_state.alpha[n])
+        own = torch.cat([p.detach().flatten() for p in model.host.parameters()])
+        torch.testing.assert_close(own, stacked.hosts.rows[n], rtol=1e-8, atol=1e-9)
+        for (slot, blueprint, operator), group in stacked.groups.items():
+            for row, owner in enumerate(group.hosts):
+                if owner == n:
+                    seed = model.seed(SLOTS[slot])
+                    assert (seed.blueprint, seed.operator) == (blueprint, operator)
+                    weights = torch.cat([p.detach().flatten() for p in seed.parameters()])
+                    stored = torch.cat([matrix.rows[row] for matrix in group.matrices.values()])
+                    torch.testing.assert_close(weights, stored, rtol=1e-8, atol=1e-9)
+        assert [r.parameters for r in model.growth()] == stacked.seed_parameters()[n].tolist()
+        with torch.no_grad():
+            torch.testing.assert_close(cross_entropy(model(x), y), losses[n], rtol=1e-8, atol=1e-9)
+            for s, slot in enumerate(SLOTS):
+                if np.isnan(flipped[n, s]):
+                    assert (
+                        model.seed(slot) is None or not model.slot_state.live[0, s] or model.slot_state.alpha[0, s] == 0
+                    )
+                    continue
+                switched = model.switched_off(slot) if model.slot_state.alpha[0, s] > 0 else model.switched_in(slot)
+                with switched:
+                    assert flipped[n, s] == pytest.approx(float(accuracy(model(x), y)))
+                expected = np.mean(host.norms[slot]) if host.norms[slot] else np.nan
+                assert stacked.slot_state.gradient_norm[n, s] == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_a_host_does_not_feel_how_many_live_beside_it():
+    def slot_state(rng_seeds):
+        torch.manual_seed(5)
+        x = torch.randn(16, 5, dtype=torch.double)
+        y = torch.arange(16) % 3
+        hosts = StackedHosts(
+            dense, SLOTS, example_input=x[:2], rng_seeds=rng_seeds, loss=cross_entropy, metric=accuracy
+        )  # fmt: skip
+        row = Action("germinate", "stem", "mlp").encode(SLOTS, hosts.blueprint_names)
+        hosts.execute(np.stack([row] * len(rng_seeds)))
+        for _ in range(6):
+            hosts.tick()
+            for _ in range(3):
+                hosts.train_step(
+                    x.expand(len(rng_seeds), *x.shape), y.expand(len(rng_seeds), 16),
+                    torch.full((len(rng_seeds),), 0.01, dtype=torch.double),
+                )  # fmt: skip
+        return hosts.hosts.rows
+
+    torch.testing.assert_close(slot_state(RNG_SEEDS)[:2], slot_state(RNG_SEEDS[:2]), rtol=1e-10, atol=1e-10)
+
+
+def test_a_broken_host_breaks_alone():
+    x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
+    hosts = StackedHosts(dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
+    row = Action("germinate", "block1", "mlp").encode(SLOTS, hosts.blueprint_names)
+    hosts.execute(np.stack([row] * 4))
+    hosts.tick()
+    hosts.hosts.rows[2] = torch.nan
+    hosts.train_step(x, y, torch.full((4,), 0.01, dtype=torch.double))
+    assert hosts.hosts.rows.isnan().any(1).tolist() == [False, False, True, False]
+
+
+def test_a_new_life_starts_afresh():
+    x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
+    rate = torch.full((4,), 0.01, dtype=torch.double)
+    hosts = StackedHosts(dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
+    start = hosts.hosts.rows.clone()
+    row = Action("germinate", "block1", "mlp").encode(SLOTS, hosts.blueprint_names)
+    hosts.execute(np.stack([row] * 4))
+    hosts.tick()
+    hosts.train_step(x, y, rate)
+    hosts.reset(np.array([1, 3]), np.array([RNG_SEEDS[1], RNG_SEEDS[0]]))
+    assert torch.equal(hosts.hosts.rows[1], start[1])
+    assert torch.equal(hosts.hosts.rows[3], start[0])
+    assert not torch.equal(hosts.hosts.rows[0], start[0])
+    assert hosts.slot_state.occupied.sum(1).tolist() == [1, 0, 1, 0]
+    assert hosts.hosts.moments.steps.tolist() == [1, 0, 1, 0]
+    assert next(iter(hosts.groups.values())).hosts.tolist() == [0, 2]

@@ -1,0 +1,282 @@
+"""The story of episodes, from hand-made traces: every event with its numbers, reasons and names."""
+
+import numpy as np
+import pytest
+from helpers import tiny_run
+
+from simic.lifecycle.actions import HEADS, Action, Op
+from simic.lifecycle.stages import Stage
+from simic.telemetry.events import (
+    Decision,
+    EpisodeOutcome,
+    GamingSuspicion,
+    GovernorRollback,
+    LifecycleChange,
+)
+from simic.telemetry.recorder import Recorder
+from simic.training.episode_events import (
+    NARRATORS,
+    decision_events,
+    episode_events,
+    gaming_events,
+    lifecycle_events,
+    rollback_events,
+)
+
+D, G, T, B, H, F, P, E, R = Stage
+
+
+def stages(*rows: list[Stage]) -> np.ndarray:
+    """The stages of one host's slots over time: (T + 1, 1, S)."""
+    return np.array(rows)[:, None]
+
+
+def actions(*rows: Action) -> np.ndarray:
+    """What was done to one host (T, 1, H)."""
+    return np.stack([row.encode("ab", ("small", "large")) for row in rows])[:, None]
+
+
+def reasons(trace) -> list[tuple[int, str, str, str, str, str]]:
+    return [
+        (e.decision, e.slot, e.blueprint, e.old_stage, e.new_stage, e.reason) for e in lifecycle_events(trace, 7, 2)
+    ]
+
+
+# Lifecycle changes.
+
+
+def test_changes_are_told_with_who_caused_them():
+    trace = tiny_run.make_trace(
+        steps=5,
+        slots=2,
+        action=actions(
+            Action("germinate", 0, "large"),
+            Action("advance", 0),
+            Action("wait"),
+            Action("fossilize", 0),
+            Action("germinate", 1, "small"),
+        ),
+        stage=stages([D, P], [B, E], [H, E], [H, R], [F, D], [F, B]),
+        blueprint=stages([-1, -1], [1, -1], [1, -1], [1, -1], [1, -1], [1, 0]),
+    )
+    assert reasons(trace) == [
+        (0, "a", "large", "dormant", "blending", "germinate"),
+        (0, "b", "", "pruned", "embargoed", "time"),
+        (1, "a", "large", "blending", "holding", "advance"),
+        (2, "b", "", "embargoed", "resetting", "time"),
+        (3, "a", "large", "holding", "fossilized", "fossilize"),
+        (3, "b", "", "resetting", "dormant", "time"),
+        (4, "b", "small", "dormant", "blending", "germinate"),
+    ]
+
+
+def test_a_seed_that_fades_out_is_pruned_by_the_controller_first_and_by_time_last():
+    trace = tiny_run.make_trace(
+        steps=2,
+        action=actions(Action("prune", 0, alpha_speed=3), Action("wait")),
+        stage=stages([H], [B], [P]),
+        blueprint=stages([1], [1], [-1]),
+    )
+    assert reasons(trace) == [
+        (0, "a", "large", "holding", "blending", "prune"),
+        (1, "a", "large", "blending", "pruned", "time"),
+    ]
+
+
+def test_the_governor_prunes_live_seeds_and_nothing_else():
+    trace = tiny_run.make_trace(
+        steps=1,
+        slots=4,
+        action=np.array([[[Op.FOSSILIZE, 1, *[0] * 6]]]),
+        verdict=np.array([[1]]),
+        stage=stages([B, H, E, F], [P, F, R, F]),
+        blueprint=stages([0, 1, -1, 1], [-1, 1, -1, 1]),
+    )
+    assert reasons(trace) == [
+        (0, "a", "small", "blending", "pruned", "governor"),
+        (0, "b", "large", "holding", "fossilized", "fossilize"),
+        (0, "c", "", "embargoed", "resetting", "time"),
+    ]
+
+
+def test_a_change_comes_with_the_figures_it_was_decided_on():
+    def over_time(first: float) -> np.ndarray:
+        return np.array([first, -99.0]).reshape(2, 1, 1)
+
+    trace = tiny_run.make_trace(
+        steps=1,
+        action=actions(Action("fossilize", 0)),
+        stage=stages([H], [F]),
+        blueprint=stages([1], [1]),
+        age=over_time(9),
+        alpha=over_time(0.7),
+        contribution=over_time(0.25),
+        contribution_age=over_time(2),
+        seed_gradient=over_time(0.5),
+    )
+    (event,) = lifecycle_events(trace, 7, 2)
+    assert (event.update, event.group, event.env) == (7, 2, 0)
+    expected = {"age": 9, "alpha": 0.7, "contribution": 0.25, "contribution_age": 2, "gradient_norm": 0.5}
+    assert event.readiness == expected
+
+
+def test_what_happens_after_an_episode_is_not_told():
+    trace = tiny_run.make_trace(
+        steps=2,
+        valid=np.array([[True], [False]]),
+        verdict=np.array([[1], [1]]),
+        gaming={"overclaiming": np.ones((2, 1, 1), dtype=bool)},
+        stage=stages([B], [P], [E]),
+        blueprint=stages([0], [-1], [-1]),
+        decisions=np.array([1]),
+    )
+    for narrate in (lifecycle_events, rollback_events, gaming_events, decision_events):
+        assert [event.decision for event in narrate(trace, 0, 0)] == [0], narrate.__name__
+
+
+# How episodes end.
+
+
+def test_the_outcome_of_an_episode_by_hand():
+    rows = [Action("germinate", 0), Action("germinate", 1), Action("wait"), Action("prune", 0), Action("wait")]
+    trace = tiny_run.make_trace(
+        steps=5,
+        slots=2,
+        action=actions(*rows),
+        stage=stages([D, D], [B, D], [B, B], [B, B], [P, B], [E, H]),
+        reward=np.array([[1.0], [-0.5], [0.0], [0.25], [2.0]]),
+        val_accuracy=np.array([[0.1], [0.2], [0.3], [0.4], [0.5], [0.6]]),
+        score=np.array([58.5]),
+        parameters=np.array([130.0]),
+    )
+    (event,) = episode_events(trace, 7, 2)
+    assert event == EpisodeOutcome(
+        update=7,
+        group=2,
+        env=0,
+        task="tiny",
+        decisions=5,
+        score=58.5,
+        metric=0.6,
+        episode_return=2.75,
+        host_parameters=100,
+        parameters=130,
+        operations={"wait": 2, "germinate": 2, "set_alpha_target": 0, "prune": 1, "fossilize": 0, "advance": 0},
+        seeds={"fossilized": 0, "pruned": 1, "dropped": 1},
+        rolled_back=False,
+    )
+
+
+def test_a_host_that_was_rolled_back_is_judged_at_its_own_end():
+    valid = np.array([[True, True], [True, False], [True, False]])
+    action = np.zeros((3, 2, len(HEADS)), dtype=np.int64)
+    action[0, :, 0] = Op.GERMINATE
+    stage = np.array([[[D], [D]], [[B], [P]], [[H], [E]], [[F], [R]]])
+    trace = tiny_run.make_trace(
+        steps=3,
+        hosts=2,
+        action=action,
+        valid=valid,
+        stage=stage,
+        verdict=np.array([[0, 3], [0, 0], [0, 0]]),
+        val_accuracy=np.array([[0.1, 0.1], [0.2, 0.25], [0.3, 0.9], [0.4, 0.9]]),
+        decisions=np.array([3, 1]),
+    )
+    whole, broken = episode_events(trace, 0, 0)
+    assert (whole.decisions, whole.metric, whole.rolled_back) == (3, 0.4, False)
+    assert whole.seeds == {"fossilized": 1, "pruned": 0, "dropped": 0}
+    assert (broken.decisions, broken.metric, broken.rolled_back) == (1, 0.25, True)
+    assert broken.seeds == {"fossilized": 0, "pruned": 1, "dropped": 0}
+    assert sum(broken.operations.values()) == 1  # the waits of a host that waits for the others are no decisions
+
+
+def test_the_fates_of_real_seeds_add_up(tmp_path, tiny_task):
+    tiny_run.play_run(tmp_path, updates=1, num_groups=2, group_size=4, episode={"horizon": 8})
+    outcomes, changes = tiny_run.told(tmp_path, EpisodeOutcome), tiny_run.told(tmp_path, LifecycleChange)
+    assert sum(outcome.operations["germinate"] for outcome in outcomes) > 8
+    for outcome in outcomes:
+        mine = [c for c in changes if (c.group, c.env) == (outcome.group, outcome.env)]
+        assert sum(outcome.seeds.values()) == outcome.operations["germinate"]
+        assert outcome.operations["germinate"] == sum(c.old_stage == "dormant" for c in mine)
+        assert outcome.seeds["pruned"] == sum(c.new_stage == "pruned" for c in mine)
+        assert outcome.seeds["fossilized"] == sum(c.new_stage == "fossilized" for c in mine)
+        assert sum(outcome.operations.values()) == outcome.decisions == 8
+
+
+# The governor, gaming, decisions.
+
+
+def test_a_rollback_says_why_and_what_was_forfeited():
+    trace = tiny_run.make_trace(
+        steps=2,
+        verdict=np.array([[0], [2]]),
+        val_loss=np.array([[1.0], [2.0], [9.0]]),
+        reward_terms={"forfeit": np.array([[0.0], [-12.5]])},
+    )
+    assert list(rollback_events(trace, 7, 2)) == [
+        GovernorRollback(update=7, group=2, env=0, decision=1, verdict="collapsed", val_loss=9.0, forfeited=12.5)
+    ]
+
+
+def test_a_suspicion_names_the_seed_and_the_reason():
+    flags = np.zeros((2, 1, 2), dtype=bool)
+    flags[1, 0, 1] = True
+    trace = tiny_run.make_trace(
+        steps=2,
+        slots=2,
+        gaming={"overclaiming": np.zeros_like(flags), "indispensable": flags},
+        blueprint=stages([-1, -1], [-1, -1], [-1, 1]),
+        contribution=np.array([[[0.0, 0.0]], [[0.0, 0.0]], [[0.0, 0.4]]]),
+        val_accuracy=np.array([[0.1], [0.2], [0.5]]),
+        twin_accuracy=np.array([[0.1], [0.2], [0.75]]),
+    )
+    expected = {"decision": 1, "slot": "b", "blueprint": "large", "reason": "indispensable", "contribution": 0.4}
+    expected |= {"gain": -0.25}
+    assert list(gaming_events(trace, 7, 2)) == [GamingSuspicion(update=7, group=2, env=0, **expected)]
+
+
+def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
+    legal = np.zeros((1, 1, len(Op)), dtype=bool)
+    legal[0, 0, [Op.WAIT, Op.PRUNE]] = True
+    trace = tiny_run.make_trace(
+        steps=1,
+        slots=2,
+        action=actions(Action("prune", 1, alpha_speed=5, alpha_curve="cosine")),
+        probability=np.arange(1.0, 9.0).reshape(1, 1, 8) / 10,
+        legal_ops=legal,
+        reward=np.array([[1.5]]),
+        value=np.array([[-0.25]]),
+        reward_terms={"score": np.array([[2.0]]), "rent": np.array([[-0.5]])},
+        val_loss=np.array([[0.7], [9.0]]),
+        val_accuracy=np.array([[0.6], [9.0]]),
+        train_loss=np.array([[0.5], [9.0]]),
+        host_gradient=np.array([[0.4], [9.0]]),
+    )
+    (event,) = decision_events(trace, 7, 2)
+    assert event == Decision(
+        update=7,
+        group=2,
+        env=0,
+        decision=0,
+        state={"val_loss": 0.7, "val_accuracy": 0.6, "train_loss": 0.5, "host_gradient": 0.4},
+        legal_ops=("wait", "prune"),
+        action="prune slot=b alpha_speed=5 alpha_curve=cosine",
+        probabilities={"op": 0.1, "slot": 0.2, "alpha_speed": 0.7, "alpha_curve": 0.8},
+        value=-0.25,
+        reward=1.5,
+        reward_terms={"score": 2.0, "rent": -0.5},
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "kinds"),
+    [
+        ("off", set()),
+        ("minimal", {GovernorRollback}),
+        ("normal", {GovernorRollback, EpisodeOutcome, LifecycleChange, GamingSuspicion}),
+        ("debug", set(NARRATORS)),
+    ],
+)
+def test_what_a_level_does_not_record_is_not_told(tmp_path, level, kinds):
+    with Recorder(tmp_path, level) as recorder:
+        assert {kind for kind in NARRATORS if recorder.wants(kind)} == kinds

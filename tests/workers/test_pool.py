@@ -1,0 +1,190 @@
+"""Workers: the same results however many there are and whoever dies; nobody is left behind.
+
+A worker imports torch, which takes seconds: most of what needs processes is slow.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import jobs
+
+from simic.workers import pool as pool_module
+from simic.workers.pool import WorkerError, WorkerPool, WorkersDiedError
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    """Neither a worker nor a zombie; Python's own helpers live as long as this process."""
+    yield
+    assert multiprocessing.active_children() == []
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children]
+    assert all(line and "spawn_main" not in line for line in lines)
+
+
+def test_without_workers_jobs_run_here_in_order():
+    pool = WorkerPool(jobs.power)
+    assert pool.run(3, [2, 0, 1]) == [(9, os.getpid()), (1, os.getpid()), (3, os.getpid())]
+    assert list(pool.stream(2, [5, 6])) == [(0, (32, os.getpid())), (1, (64, os.getpid()))]
+    pool.close()
+
+
+def test_fewer_than_no_workers_are_refused():
+    with pytest.raises(ValueError, match="workers must not be negative, got -1"):
+        WorkerPool(jobs.power, -1).run(3, [2])
+
+
+def test_without_workers_an_error_is_the_job_s_own():
+    with pytest.raises(KeyError, match="the bug"):
+        WorkerPool(jobs.fail).run(None, [0, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_results_come_in_the_order_of_the_jobs_and_workers_are_used_again(num_workers):
+    pool = WorkerPool(jobs.slow_power, num_workers)
+    try:
+        first = pool.run(3, range(5))
+        second = pool.run(2, range(5))  # what is common is sent anew
+    finally:
+        pool.close()
+    assert [result for result, _ in first] == [1, 3, 9, 27, 81]
+    assert [result for result, _ in second] == [1, 2, 4, 8, 16]
+    pids = {pid for _, pid in first}
+    assert pids == {pid for _, pid in second}
+    assert len(pids) == num_workers
+    assert os.getpid() not in pids
+    assert pool.faults == []
+
+
+def test_a_worker_that_is_killed_at_work_changes_nothing_but_is_told(tmp_path):
+    pool = WorkerPool(jobs.die_once, 2)
+    try:
+        assert pool.run(tmp_path / "died", range(5)) == [0, 10, 20, 30, 40]
+        (fault,) = pool.faults
+        assert (fault.job, fault.exit_code) == (2, -signal.SIGKILL)
+        assert fault.pid not in {child.pid for child in multiprocessing.active_children()}
+        assert pool.run(tmp_path / "died", range(2)) == [0, 10]
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_an_idle_worker_that_dies_is_replaced():
+    pool = WorkerPool(jobs.power, 1)
+    try:
+        ((_, pid),) = pool.run(2, [1])
+        os.kill(pid, signal.SIGKILL)
+        ((result, other),) = pool.run(3, [2])
+    finally:
+        pool.close()
+    assert result == 9
+    assert other != pid
+    assert [fault.pid for fault in pool.faults] == [pid]
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_shows_where():
+    pool = WorkerPool(jobs.fail, 1)
+    with pytest.raises(WorkerError, match=r"(?s)job 1 failed in a worker:.*jobs\.py.*raise KeyError.*the bug") as error:
+        pool.run(None, [0, 1, 2])
+    assert not isinstance(error.value, OSError)  # a bug, not the machine's fault
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_every_worker_ends_the_run(monkeypatch):
+    monkeypatch.setattr(pool_module, "MAX_DEATHS", 3)
+    pool = WorkerPool(jobs.die_always, 2)
+    with pytest.raises(WorkersDiedError, match="3 workers died, the last one with exit code -9: there may be too"):
+        pool.run(None, range(4))
+    assert len(pool.faults) == 3
+    assert {fault.job for fault in pool.faults} == {1}
+    assert issubclass(WorkersDiedError, WorkerError)
+    assert issubclass(WorkersDiedError, OSError)  # exit code 4: the machine's fault
+
+
+@pytest.mark.slow
+def test_workers_use_one_thread_and_carry_large_loads():
+    pool = WorkerPool(jobs.threads, 1)
+    try:
+        assert pool.run(None, [0]) == [1]
+    finally:
+        pool.close()
+    pool = WorkerPool(jobs.large, 2)
+    try:
+        load = os.urandom(3_000_000)
+        assert pool.run(load, range(3)) == [load, load * 2, load * 3]
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_workers_whose_parent_is_killed_leave_too(tmp_path):
+    told = tmp_path / "pids"
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from helpers import jobs
+from simic.workers.pool import WorkerPool
+if __name__ == "__main__":
+    pool = WorkerPool(jobs.slow_power, 2)
+    pids = {{pid for _, pid in pool.run(1, range(4))}}
+    stream = pool.stream(1, [0, 1, 100, 101])
+    next(stream), next(stream)  # both are at work, and would be for an hour
+    open({str(told)!r}, "w").write(" ".join(map(str, pids)))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    assert subprocess.run([sys.executable, script], check=False, timeout=120).returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in told.read_text().split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+SCRIPT = """
+import os
+from helpers import jobs
+from simic.workers.pool import WorkerPool
+
+print("runs", flush=True)
+pool = WorkerPool(jobs.power, 1)
+print([result for result, pid in pool.run(3, [0, 2]) if pid != os.getpid()])
+pool.close()
+"""
+
+
+def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    sources = [str(Path(jobs.__file__).parent.parent), *sys.path]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sources)}
+    return subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_script_needs_no_main_guard(tmp_path):
+    done = run_script(tmp_path / "script.py", SCRIPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n")[:2] == ["runs", "[1, 9]"]  # the script ran once
+
+
+def test_a_job_that_only_the_script_knows_is_told_in_one_line(tmp_path):
+    text = SCRIPT.replace('print("runs"', 'class Mine: pass\n\nprint("runs"').replace("[0, 2]", "[Mine()]")
+    done = run_script(tmp_path / "script.py", text)
+    assert "must be defined in a module that can be imported" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1
