@@ -14,13 +14,13 @@ from simic.config import (
     RESUMABLE,
     RunConfig,
     differences,
-    nearest,
     override,
     read_config,
     read_run_config,
     to_dict,
     with_defaults,
 )
+from simic.registry import nearest
 from simic.telemetry.anomalies import Thresholds
 
 BASE = PRESETS[DEFAULT_PRESET][1]

@@ -37,7 +37,6 @@ from simic.config import (
     PresetName,
     RunConfig,
     differences,
-    nearest,
     override,
     read_config,
     read_run_config,
@@ -45,6 +44,7 @@ from simic.config import (
 )
 from simic.control import CONTROLLER_NAMES
 from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.registry import nearest
 from simic.storage.printable import printable
 from simic.storage.run_directory import RunDirectory, new_directory
 from simic.tasks import DEFAULT_TASK, TaskName

@@ -5,7 +5,6 @@ Nothing here loads torch: a wrong setting is named at once.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 import types
@@ -18,6 +17,7 @@ from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.config import PolicyConfig
 from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
+from simic.registry import nearest
 from simic.rewards.schemes import RewardConfig
 from simic.storage.json_files import check_values, parse_json, read_text
 from simic.tasks import FamilyName, TaskName
@@ -252,14 +252,6 @@ def override(config: Any, settings: Mapping[str, Any], *, where: str = "") -> An
         return replace(config, **changes)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for a name that is not valid: the closest that is, or all of them."""
-    valid = list(valid)
-    ends = [own for own in valid if own.rpartition(".")[2] == name.rpartition(".")[2]]
-    close = ends[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"valid ones are {', '.join(valid)}"
 
 
 class _Missing:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from simic import pretrained
-from simic.config import nearest
+from simic.registry import nearest
 from simic.storage.checkpoint import MANIFEST, list_checkpoints
 from simic.storage.run_directory import RunDirectory
 from simic.tasks import SPLITS, FamilyName, Split, TaskName

@@ -40,6 +40,14 @@ class Style(NamedTuple):
 
 
 HEADS = ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+
+
+class Column:
+    """The column of each head in an array of actions: `actions[:, Column.SLOT]`. Plain integers, for speed."""
+
+    OP, SLOT, BLUEPRINT, STYLE, TEMPO, ALPHA_TARGET, ALPHA_SPEED, ALPHA_CURVE = range(len(HEADS))
+
+
 STYLES = (
     Style("linear-add", "add", "linear"),
     Style("linear-multiply", "multiply", "linear"),

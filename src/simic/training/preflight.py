@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from simic import pretrained
-from simic.config import RunConfig, nearest
+from simic.config import RunConfig
 from simic.control import CONTROLLER_NAMES
+from simic.registry import nearest
 from simic.storage.files import check_regular, output_error
 from simic.tasks.files import check_data
 from simic.training.used_settings import find_episode_files, plays, trains_hosts

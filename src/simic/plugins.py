@@ -1,0 +1,50 @@
+"""Plugins: modules of the user's that register tasks, rewards, blueprints, controllers or policies when imported.
+
+They are named with `--plugin MODULE` (or `simic.load_plugins`), or announced by an installed package under the entry
+point group `simic.plugins`. Saved files never name a module to import: a file from a stranger cannot run code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+GROUP = "simic.plugins"
+_loaded: list[str] = []
+
+
+class PluginError(ValueError):
+    """A plugin that cannot be imported."""
+
+
+def load_plugins(modules: Iterable[str] = ()) -> None:
+    """Import modules by name, once each, and what installed packages announce; the current directory is searched."""
+    announced = sorted(point.value.partition(":")[0] for point in entry_points(group=GROUP))
+    for name in (*announced, *modules):
+        if name not in _loaded:
+            _import(name)
+            _loaded.append(name)
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    """The plugins of this process, in order: worker processes load the same."""
+    return tuple(_loaded)
+
+
+def _import(name: str) -> None:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last: a plugin never shadows an installed package
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise PluginError(f"plugin {name} needs the module {error.name}, which is not installed") from error
+        raise PluginError(
+            f"there is no plugin module {name!r}: name it as in an import statement, from the directory it lies in"
+        ) from None
+    except Exception as error:
+        raise PluginError(f"plugin {name} failed while it was imported ({type(error).__name__}: {error})") from error
