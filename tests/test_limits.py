@@ -42,7 +42,7 @@ def test_results_larger_than_any(tmp_path, capsys):
 
 
 def test_a_run_of_more_updates_than_any(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("simic.dashboard.run_report.MAX_POINTS", 50)
+    monkeypatch.setattr("simic.dashboard.state.MAX_ENTRIES", 50)
     lines = [to_json(Update(update=update, metrics={"score": 0.5})) for update in range(100)]
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
     said, _ = refused(["report", str(tmp_path)], capsys)

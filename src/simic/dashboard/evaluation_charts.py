@@ -1,4 +1,4 @@
-"""The charts of an evaluation. Each function fills axes; a row of the tables has one colour in all of them."""
+"""The charts of an evaluation. Each function fills axes; a row of the tables has the same colour in all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simic.dashboard.page import INK, PALETTE, endless_colours, label_ends
+from simic.dashboard.charts import FATES, INK, endless_colours, label_ends
 from simic.evaluation.groups import Groups
 from simic.evaluation.statistics import mean_interval, performance_profile
 
@@ -20,22 +20,13 @@ if TYPE_CHECKING:
 
 Table = Mapping[str, Mapping[str, np.ndarray]]
 """Scores (1, K, N) by controller and measure, as `score_table` makes it."""
-KINDS = (
-    *("learned", "heuristic", "plan", "random", "static_final"),
-    *("autogrow", "wait", "replay", "static_wide", "shuffled"),
-)
-COLOURS = dict(zip(KINDS, PALETTE, strict=False))
-"""Of the first row of a kind, in every report; further rows and other kinds get colours that are still free."""
-FATES = {"fossilized": "#009E73", "pruned": "#8A8A8A", "live": "#56B4E9"}
 DASHES = ("-", "--", ":", "-.")
-SHOWN_AFTER = ("heuristic", "plan", "autogrow", "replay", "random")
-"""Whose growth a timeline shows if there is room after the learned ones, the first ones first."""
 MAX_TIMELINES = 4
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn as one line: a row of the tables, which is a controller or a group."""
+    """One line of a chart: a row of the tables, which is a controller or a group."""
 
     name: str
     labels: tuple[str, ...]
@@ -43,7 +34,7 @@ class Series:
     dash: str
 
     def episodes(self, results: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Of all its controllers."""
+        """The episodes of all its controllers."""
         return [episode for episode in results["episodes"] if episode["controller"] in self.labels]
 
     def scores(self, table: Table, measure: str = "score") -> np.ndarray:
@@ -52,7 +43,7 @@ class Series:
 
 
 def make_series(results: Mapping[str, Any]) -> list[Series]:
-    """Every row, those of more controllers than one included."""
+    """One series per row of the tables."""
     groups, places = Groups.of_results(results), Counter[str]()
     series, colours = [], row_colours(results)
     for row in played_rows(results):
@@ -63,21 +54,16 @@ def make_series(results: Mapping[str, Any]) -> list[Series]:
 
 
 def played_rows(results: Mapping[str, Any]) -> list[str]:
-    """The rows that have episodes; a group stands where its first member does."""
+    """The rows that have episodes; a group takes the place of its first member."""
     owner = Groups.of_results(results).owner
     return list(dict.fromkeys(owner.get(label) or label for label in results["summary"]["controllers"]))
 
 
 def row_colours(results: Mapping[str, Any]) -> dict[str, str]:
-    """The colour of every row, and of the members of groups, which have that of their group."""
-    groups, chosen = Groups.of_results(results), dict[str, str]()
-    rows = played_rows(results)
-    for row in rows:
-        colour = COLOURS.get(groups.kind(row))
-        if colour is not None and colour not in chosen.values():
-            chosen[row] = colour
-    free = (colour for colour in endless_colours() if colour not in chosen.values())
-    chosen |= dict(zip([row for row in rows if row not in chosen], free, strict=False))
+    """The colour of every row, learned controllers first; members of a group have that of the group."""
+    groups, rows = Groups.of_results(results), played_rows(results)
+    learned = groups.learned(rows)
+    chosen = dict(zip([*learned, *(row for row in rows if row not in learned)], endless_colours(), strict=False))
     return chosen | {member: chosen[row] for member, row in groups.owner.items() if row in chosen}
 
 
@@ -96,7 +82,7 @@ def curves(axes: Axes, results: Mapping[str, Any], series: Sequence[Series], nam
     if name == "parameter_curve":
         _count_in_factors(axes, axes.yaxis)
     elif low < axes.get_ylim()[1]:
-        axes.set_ylim(bottom=low)  # the first decisions, when nobody knows anything, would take most of the room
+        axes.set_ylim(bottom=low)  # the steep start, before anything is learned, would take most of the chart
     label_ends(axes, ends)
     axes.set_xlabel("decision")
 
@@ -112,7 +98,7 @@ def times(doublings: float, _: object = None) -> str:
 
 
 def frontier(axes: Axes, series: Sequence[Series], table: Table, costs: Mapping[str, float]) -> None:
-    """Mean score against what it costs, and the line of those that nobody beats in both."""
+    """Mean score against cost, and the Pareto frontier as a dotted line."""
     ends, points = [], []
     for own in series:
         cost = float(np.mean([costs[label] for label in own.labels]))
@@ -138,7 +124,7 @@ def distribution(axes: Axes, series: Sequence[Series], table: Table) -> None:
 
 
 def profile(axes: Axes, series: Sequence[Series], table: Table) -> None:
-    """Share of runs whose score is above a threshold, with bands; names in the order of mean scores."""
+    """Performance profile: share of runs with a score above a threshold, with bands; names in order of mean score."""
     rows = sorted(series, key=lambda own: -own.scores(table).mean())
     everything = np.concatenate([own.scores(table).reshape(-1) for own in rows])
     taus = np.linspace(everything.min() - 1e-9, everything.max(), 81)
@@ -152,12 +138,12 @@ def profile(axes: Axes, series: Sequence[Series], table: Table) -> None:
 
 
 def differences(axes: Axes, rows: Sequence[tuple[str, str, Mapping[str, float]]]) -> None:
-    """Paired differences (other, its colour, figures) with their intervals, around a line at 0."""
+    """Paired differences (other, its colour, estimate) with their intervals, around a line at 0."""
     rows = sorted(rows, key=lambda row: row[2]["mean"])
     axes.axvline(0, color=INK, linewidth=0.8)
-    for y, (_, colour, figure) in enumerate(rows):
-        axes.plot((figure["low"], figure["high"]), (y, y), color=colour, linewidth=2.4)
-        axes.plot(figure["mean"], y, "o", color=colour, markersize=6)
+    for y, (_, colour, estimate) in enumerate(rows):
+        axes.plot((estimate["low"], estimate["high"]), (y, y), color=colour, linewidth=2.4)
+        axes.plot(estimate["mean"], y, "o", color=colour, markersize=6)
     _name_rows(axes, [(f"minus {other}", colour) for other, colour, _ in rows])
     axes.set_xlabel("points of mean score")
 
@@ -187,7 +173,7 @@ def timeline(axes: Axes, rows: Sequence[tuple[str, str, list[Mapping[str, Any]]]
 def timeline_rows(
     results: Mapping[str, Any], task: str, rng_seed: int
 ) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
-    """What some controllers grew on one host (name, colour, seeds), a row per controller and slot."""
+    """Seeds of some controllers on one host (name, colour, seeds), one row per controller and slot."""
     colours, rows = row_colours(results), list[tuple[str, str, list[Mapping[str, Any]]]]()
     here = {e["controller"]: e for e in results["episodes"] if (e["task"], e["rng_seed"]) == (task, rng_seed)}
     for label in _shown_in_timelines(results):
@@ -201,16 +187,17 @@ def timeline_rows(
 
 
 def _shown_in_timelines(results: Mapping[str, Any]) -> list[str]:
-    """The first controller of every learned row; then one of each kind that grows, while there is room."""
+    """The first controller of every learned row; then others that grew something, while there is room."""
     groups, rows = Groups.of_results(results), played_rows(results)
     learned = groups.learned(rows)
-    others = [next((row for row in rows if groups.kind(row) == kind), None) for kind in SHOWN_AFTER]
-    chosen = [*learned, *filter(None, others)][: max(MAX_TIMELINES, len(learned))]
+    grown = {episode["controller"] for episode in results["episodes"] if episode["seeds"]}
+    others = [row for row in rows if row not in learned and groups.members(row)[0] in grown]
+    chosen = [*learned, *others][: max(MAX_TIMELINES, len(learned))]
     return [groups.members(row)[0] for row in chosen]
 
 
 def _count_in_factors(axes: Axes, axis: Axis) -> None:
-    """Ticks of an axis in doublings, as factors; whole ones if there is room for several."""
+    """Label an axis in doublings with factors; whole doublings if several fit."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim() if axis is axes.xaxis else axes.get_ylim()
@@ -227,18 +214,8 @@ def _name_rows(axes: Axes, names: Sequence[tuple[str, str]]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def lines_height(lines: int) -> float:
-    """Inches of a chart that names so many lines beside it."""
-    return max(3.4, 0.9 + 0.17 * lines)
-
-
-def rows_height(rows: int) -> float:
-    """Inches of a chart with so many rows."""
-    return max(1.6, 1.0 + 0.26 * rows)
-
-
 def parameter_doublings(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How often each controller doubled the host, on average."""
+    """Mean number of doublings of the host's parameters by controller."""
     doublings: dict[str, list[float]] = {}
     for episode in episodes:
         ratio = episode["parameters"] / episode["host_parameters"]
@@ -247,6 +224,6 @@ def parameter_doublings(episodes: Sequence[Mapping[str, Any]]) -> dict[str, floa
 
 
 def compute_doublings(table: Table) -> dict[str, float]:
-    """How much more each controller computed than the thriftiest one on the same host, on average."""
+    """Mean log2 of each controller's FLOPs relative to the lowest on the same host."""
     least = np.minimum.reduce([columns["flops"] for columns in table.values()])
     return {label: float(np.log2(columns["flops"] / least).mean()) for label, columns in table.items()}

@@ -1,4 +1,4 @@
-"""The report of a training run: what it learned, how it decided, what it grew. From events to one HTML file."""
+"""The report of a training run: learning curves, decisions, seeds, anomalies. From its events to one HTML file."""
 
 from __future__ import annotations
 
@@ -6,166 +6,105 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simic.dashboard.evaluation_charts import FATES, rows_height
-from simic.dashboard.page import (
-    INK,
-    Html,
-    chart,
-    charts,
-    colours,
-    folded,
-    label_ends,
-    paragraph,
-    preformatted,
-    section,
-    swatch,
-    table,
-    write_page,
-)
-from simic.telemetry.events import (
-    Anomaly,
-    GamingSuspicion,
-    GovernorRollback,
-    LifecycleChange,
-    PhaseTimings,
-    RunFinished,
-    RunStarted,
-    Update,
-    WorkerFault,
-)
-from simic.telemetry.reader import read_events
+from simic.dashboard.charts import FATES, INK, Chart, colours, draw_chart, label_ends, rows_height
+from simic.dashboard.page import Table, legend, write_page
+from simic.dashboard.state import RunState, read_state
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CURVES = {
     "score": ("Score, points", ("score",)),
-    "gain": ("Score less that of the host alone, points", ("gain",)),
+    "gain": ("Score minus that of the twin that never grows, points", ("gain",)),
     "episode_return": ("Return of an episode", ("episode_return",)),
     "growth": ("Growth, doublings of the host", ("growth",)),
     "entropy": ("Entropy of an action, nats", ("entropy",)),
-    "kl": ("KL of an update, nats", ("kl", "kl_after")),
+    "kl": ("KL divergence of an update, nats", ("kl", "kl_after")),
     "explained_variance": ("Explained variance of returns", ("explained_variance",)),
     "loss": ("Imitation: loss, nats", ("loss",)),
-    "head_accuracy/op": ("Imitation: how often the operation is right", ("head_accuracy/op",)),
+    "head_accuracy/op": ("Imitation: accuracy of the operation", ("head_accuracy/op",)),
     "q_loss": ("Offline: losses", ("q_loss", "value_loss")),
 }
-"""Charts by the figure that a run must have; what they mean is in docs/metrics.md."""
-MAX_ANOMALIES = 50
-MAX_POINTS = 100_000
-"""Of a curve; a run has as many updates, and the longest have some thousands."""
-
-
-@dataclass
-class Story:
-    """What a run told so far."""
-
-    updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    fates: Counter[tuple[int, str, str]] = field(default_factory=Counter)
-    """How many seeds (update, blueprint, fate)."""
-    incidents: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """Update, what, where, details."""
-    gaming: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Suspicions by reason and blueprint."""
-    timings: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    started: list[RunStarted] = field(default_factory=list)
-    finished: RunFinished | None = None
+"""Charts by the metric that a run must have: title, and the metrics drawn."""
+FATE_NAMES = {"fossilized": "fossilised", "pruned": "pruned", "live": "undecided when the episode ended"}
+MAX_INCIDENTS = 50
 
 
 def write_run_report(run: Path, path: Path) -> None:
-    """One HTML file about a run, which may still be going on."""
-    write_page(path, f"Training run {run.resolve().name}", _parts(read_story(run)))
+    """One HTML file about a run, which may still be under way."""
+    state = read_state(run)
+    incidents = Counter(incident.name for incident in state.incidents)
+    last = sorted(state.incidents, key=lambda incident: incident.update)[-MAX_INCIDENTS:]
+    write_page(
+        path,
+        "run.html",
+        f"Training run {run.resolve().name}",
+        status=_status(state),
+        curves=list(_curves(state.updates)),
+        decisions=_decisions(state.updates),
+        seeds=_seeds(state),
+        fates=legend((FATE_NAMES[fate], colour) for fate, colour in FATES.items()),
+        gaming=Table(["reason", "blueprint", "times"], [(*key, times) for key, times in sorted(state.gaming.items())]),
+        anomalies=", ".join(f"{name}: {times}" for name, times in incidents.most_common()),
+        last_anomalies=Table(["update", "what", "where", "details"], last),
+        timings=_timings(state.timings),
+        **_origin(state),
+    )
 
 
-def read_story(run: Path) -> Story:
-    """Fold the events of a run."""
-    story = Story()
-    for event in read_events(run):
-        if max(map(len, (story.updates, story.fates, story.incidents, story.gaming, story.timings))) > MAX_POINTS:
-            raise ValueError(f"{run} tells of more than {MAX_POINTS:,} updates or incidents: that is no run of simic's")
-        match event:
-            case Update():
-                story.updates[event.update] = event.metrics
-            case LifecycleChange():
-                fate = "germinated" if event.reason == "germinate" else event.new_stage
-                story.fates[event.update, event.blueprint, fate] += 1
-            case Anomaly():
-                details = f"{event.value:.4g}, limit {event.threshold:.4g}"
-                story.incidents.append((event.update, event.name, event.where, details))
-            case GovernorRollback():
-                where = f"group {event.group}, host {event.env}, decision {event.decision}"
-                story.incidents.append(
-                    (event.update, f"rollback: {event.verdict}", where, f"loss {event.val_loss:.4g}")
-                )
-            case WorkerFault():
-                story.incidents.append((event.update, "worker fault", f"group {event.group}", event.error))
-            case GamingSuspicion():
-                story.gaming[event.reason, event.blueprint] += 1
-            case PhaseTimings():
-                story.timings[event.update] = event.seconds
-            case RunStarted():
-                story.started.append(event)
-                story.finished = None
-            case RunFinished():
-                story.finished = event
-    return story
-
-
-def _parts(story: Story) -> Iterator[str]:
-    yield paragraph(_status(story))
-    if story.updates:
-        yield section("Learning", charts(*_curves(story.updates)), paragraph(METRICS_NOTE, "note"))
-        if any(name.startswith("op/") for name in next(iter(story.updates.values()))):
-            yield section(
-                "Decisions", charts(chart(partial(_draw_mix, updates=story.updates), "Operations, share of decisions"))
-            )
-    if story.fates:
-        yield from _seeds(story)
-    yield section("Anomalies", *_incidents(story))
-    if story.timings:
-        yield section("Time", _timings(story.timings))
-    for start in story.started[-1:]:
-        about = {"versions": start.versions, "git_commit": start.git_commit, "rng_seeds": start.rng_seeds}
-        yield section("Command", preformatted(shlex.join(start.command)))
-        yield folded("Settings", preformatted(json.dumps(start.config, indent=1)))
-        yield folded("Versions", preformatted(json.dumps(about | {"threads": start.threads}, indent=1)))
-
-
-METRICS_NOTE = (
-    "Points are single updates, lines their mean over a tenth of the run. docs/metrics.md says what is healthy."
-)
-
-
-def _status(story: Story) -> str:
-    done = f"{len(story.updates)} updates are on record"
-    if story.started:
-        config = story.started[-1].config
+def _status(state: RunState) -> str:
+    done = f"{len(state.updates)} updates are recorded"
+    if state.starts:
+        config = state.starts[-1].config
         done += f" of {config.get('updates', '?')}; {config.get('algorithm', '?')} on {config.get('task', '?')}"
-    if len(story.started) > 1:
-        done += f"; {len(story.started)} processes worked on it"
-    if story.finished is None:
+    if len(state.starts) > 1:
+        done += f"; {len(state.starts)} processes worked on it"
+    if state.finished is None:
         return f"{done}. It is still running, or was killed."
-    reason = f" ({story.finished.reason})" if story.finished.reason else ""
-    return f"{done}. It ended as {story.finished.status}{reason}."
+    reason = f" ({state.finished.reason})" if state.finished.reason else ""
+    return f"{done}. It ended as {state.finished.status}{reason}."
 
 
-def _curves(updates: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+def _origin(state: RunState) -> dict[str, str]:
+    """Command, settings and versions of the last process; empty before the first has started."""
+    if not state.starts:
+        return dict.fromkeys(("command", "settings", "versions"), "")
+    start = state.starts[-1]
+    versions = {
+        "versions": start.versions,
+        "git_commit": start.git_commit,
+        "rng_seeds": start.rng_seeds,
+        "threads": start.threads,
+    }
+    return {
+        "command": shlex.join(start.command),
+        "settings": json.dumps(start.config, indent=1),
+        "versions": json.dumps(versions, indent=1),
+    }
+
+
+def _curves(updates: Mapping[int, Mapping[str, float]]) -> Iterator[Chart]:
     for needed, (title, names) in CURVES.items():
-        found = {name: _column(updates, name) for name in names}
-        if np.isfinite(found[needed][1]).any():
-            yield chart(partial(_draw_curves, columns=found), title, size=(5, 2.8))
+        columns = {name: _column(updates, name) for name in names}
+        if np.isfinite(columns[needed][1]).any():
+            yield draw_chart(partial(_draw_curves, columns=columns), title, size=(5, 2.8))
+
+
+def _decisions(updates: Mapping[int, Mapping[str, float]]) -> list[Chart]:
+    names = [name for name in next(iter(updates.values()), {}) if name.startswith("op/")]
+    draw = partial(_draw_operations, updates=updates, names=names)
+    return [draw_chart(draw, "Operations, share of decisions")] if names else []
 
 
 def _column(updates: Mapping[int, Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Updates, and a figure of each; NaN where it was not measured."""
+    """Updates, and a metric of each; NaN where it was not measured."""
     values = np.array([updates[update].get(name, math.nan) for update in updates], float)
     return np.array(list(updates)), np.where(np.isfinite(values), values, np.nan)
 
@@ -193,13 +132,11 @@ def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return (total[ends] - total[starts]) / (ends - starts)
 
 
-def _draw_mix(axes: Axes, updates: Mapping[int, Mapping[str, float]]) -> None:
-    names = [name for name in next(iter(updates.values())) if name.startswith("op/")]
-    names.sort(key=lambda name: -np.nanmean(_column(updates, name)[1]))
+def _draw_operations(axes: Axes, updates: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> None:
+    names = sorted(names, key=lambda name: -np.nanmean(_column(updates, name)[1]))
     shares = np.stack([np.nan_to_num(_column(updates, name)[1]) for name in names])
-    shades = colours(names)
-    x = np.array(list(updates))
-    if len(x) == 1:
+    shades, x = colours(names), np.array(list(updates))
+    if len(x) == 1:  # an area needs two points
         x, shares = np.array([x[0] - 0.5, x[0] + 0.5]), shares.repeat(2, 1)
     axes.stackplot(x, shares, colors=list(shades.values()), alpha=0.8, linewidth=0)
     axes.set_ylim(0, 1)
@@ -209,42 +146,34 @@ def _draw_mix(axes: Axes, updates: Mapping[int, Mapping[str, float]]) -> None:
     axes.set_xlabel("update")
 
 
-def _seeds(story: Story) -> Iterator[str]:
-    seen = sorted({update for update, _, _ in story.fates})
+def _seeds(state: RunState) -> list[Chart]:
+    """Fates of seeds by blueprint, in both halves of the run."""
+    seen = sorted({update for update, _, _ in state.fates})
+    if not seen:
+        return []
     half = seen[len(seen) // 2]
-    spans: list[tuple[str, Callable[[int], bool]]] = [("All updates", lambda update: True)]
+    spans = [("All updates", range(seen[0], seen[-1] + 1))]
     if len(seen) > 1:
-        spans = [
-            (f"Updates {seen[0]} to {half - 1}", lambda update: update < half),
-            (f"Updates {half} to {seen[-1]}", lambda update: update >= half),
-        ]
-    order = [blueprint for blueprint, _ in _by_blueprint(story, lambda update: True)]
+        first, second = range(seen[0], half), range(half, seen[-1] + 1)
+        spans = [(f"Updates {span[0]} to {span[-1]}", span) for span in (first, second)]
+    order = list(_by_blueprint(state, range(seen[0], seen[-1] + 1)))
     drawn = []
-    for title, inside in spans:
-        rows = dict(_by_blueprint(story, inside))
-        bars = [(blueprint, rows.get(blueprint, Counter())) for blueprint in order]
-        drawn.append(chart(partial(_draw_fates, rows=bars), title, size=(5, rows_height(len(bars)))))
-    legend = "".join(swatch(f"{FATE_NAMES[fate]} ", colour) for fate, colour in FATES.items())
-    yield section(
-        "Seeds by blueprint", Html(f'<p class="note">Seeds that germinated, by fate: {legend}</p>'), charts(*drawn)
-    )
-    if story.gaming:
-        rows = [(reason, blueprint, count) for (reason, blueprint), count in sorted(story.gaming.items())]
-        yield folded("Seeds suspected to look better than they are", table(["reason", "blueprint", "times"], rows))
+    for title, span in spans:
+        counts = _by_blueprint(state, span)
+        bars = [(blueprint, counts.get(blueprint, Counter())) for blueprint in order]
+        drawn.append(draw_chart(partial(_draw_fates, rows=bars), title, size=(5, rows_height(len(bars)))))
+    return drawn
 
 
-FATE_NAMES = {"fossilized": "fossilised", "pruned": "pruned", "live": "undecided when the episode ended"}
-
-
-def _by_blueprint(story: Story, inside: Callable[[int], bool]) -> list[tuple[str, Counter[str]]]:
-    """Counts by fate of each blueprint, the commonest last."""
+def _by_blueprint(state: RunState, updates: range) -> dict[str, Counter[str]]:
+    """Number of seeds by fate for each blueprint, the most common blueprint last."""
     counts: dict[str, Counter[str]] = {}
-    for (update, blueprint, fate), count in story.fates.items():
-        if inside(update) and fate in ("germinated", "fossilized", "pruned"):
-            counts.setdefault(blueprint, Counter())[fate] += count
+    for (update, blueprint, fate), number in state.fates.items():
+        if update in updates and fate in ("germinated", "fossilized", "pruned"):
+            counts.setdefault(blueprint, Counter())[fate] += number
     for own in counts.values():
         own["live"] = max(0, own["germinated"] - own["fossilized"] - own["pruned"])
-    return sorted(counts.items(), key=lambda item: (item[1]["germinated"], item[0]))
+    return dict(sorted(counts.items(), key=lambda item: (item[1]["germinated"], item[0])))
 
 
 def _draw_fates(axes: Axes, rows: Sequence[tuple[str, Counter[str]]]) -> None:
@@ -261,20 +190,10 @@ def _draw_fates(axes: Axes, rows: Sequence[tuple[str, Counter[str]]]) -> None:
     axes.set_xlabel("seeds")
 
 
-def _incidents(story: Story) -> Iterator[str]:
-    if not story.incidents:
-        yield paragraph("None.")
-        return
-    named = Counter(what for _, what, _, _ in story.incidents)
-    yield paragraph(", ".join(f"{what}: {count}" for what, count in named.most_common()))
-    last = sorted(story.incidents, key=lambda incident: incident[0])[-MAX_ANOMALIES:]
-    yield folded(f"The last {len(last)}", table(["update", "what", "where", "details"], last))
-
-
-def _timings(timings: Mapping[int, Mapping[str, float]]) -> Html:
+def _timings(timings: Mapping[int, Mapping[str, float]]) -> Table:
     total: Counter[str] = Counter()
     for seconds in timings.values():
         total.update(seconds)
     whole = sum(total.values()) or 1.0
     rows = [(name, f"{s:.1f}", f"{s / len(timings):.3f}", f"{s / whole:.1%}") for name, s in total.most_common()]
-    return table(["phase", "seconds", "per update", "share"], rows)
+    return Table(["phase", "seconds", "per update", "share"], rows)

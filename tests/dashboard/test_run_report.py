@@ -1,0 +1,46 @@
+"""Reports of training runs, which may be under way."""
+
+import numpy as np
+from helpers.reports import HOSTILE, check_page, write_run
+
+from simic.dashboard.run_report import running_mean, write_run_report
+from simic.telemetry.events import RunFinished, to_json
+
+
+def test_run_report(tmp_path):
+    run = write_run(tmp_path / "run")
+    with open(run / "events.jsonl", "a") as file:
+        file.write('{"kind":"update","upd')  # still being written
+    write_run_report(run, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    seen, charts = check_page(page)
+    assert len(charts) == 8  # five curves, operations, seeds in both halves
+    for part in (
+        *("4 updates are recorded of 9; ppo on mlp", "still running, or was killed", "33% kept", "wait 75%"),
+        *("kl_spike: 1", HOSTILE, "rollback: diverged", "loss nan", "worker fault", "overclaiming"),
+        *("75.0%", "--out", '"task": "mlp"'),
+    ):
+        assert part in seen.text, part
+    write_run_report(run, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == page
+
+
+def test_run_that_ended(tmp_path):
+    run = write_run(tmp_path / "run", updates=1)
+    with open(run / "process.jsonl", "a") as file:
+        file.write(to_json(RunFinished(update=1, status="diverged", exit_code=3, seconds=1.0, reason="<why>")) + "\n")
+    write_run_report(run, tmp_path / "report.html")
+    seen, _ = check_page((tmp_path / "report.html").read_text())
+    assert "It ended as diverged (<why>)." in seen.text
+
+
+def test_run_that_has_just_begun(tmp_path):
+    (tmp_path / "process.jsonl").touch()
+    write_run_report(tmp_path, tmp_path / "report.html")
+    seen, charts = check_page((tmp_path / "report.html").read_text())
+    assert "0 updates are recorded" in seen.text
+    assert not charts
+
+
+def test_running_mean_by_hand():
+    np.testing.assert_allclose(running_mean(np.array([2.0, 4.0, 9.0]), 2), [2.0, 3.0, 6.5])
