@@ -121,7 +121,14 @@ def _draw_curves(axes: Axes, columns: Mapping[str, tuple[np.ndarray, np.ndarray]
         axes.plot(x, smooth, color=colour)
         ends.append((float(x[-1]), float(smooth[-1]), f"{smooth[-1]:.3g}" if len(columns) == 1 else name, colour))
     label_ends(axes, ends)
+    _label_updates(axes)
+
+
+def _label_updates(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel("update")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
@@ -143,7 +150,7 @@ def _draw_operations(axes: Axes, updates: Mapping[int, Mapping[str, float]], nam
     middles = shares[:, -1].cumsum() - shares[:, -1] / 2
     ops = [f"{name.removeprefix('op/')} {share:.0%}" for name, share in zip(names, shares[:, -1], strict=True)]
     label_ends(axes, list(zip([x[-1]] * len(ops), middles, ops, shades.values(), strict=True)))
-    axes.set_xlabel("update")
+    _label_updates(axes)
 
 
 def _seeds(state: RunState) -> list[Chart]:
