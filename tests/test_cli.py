@@ -23,7 +23,7 @@ from simic.tasks.task import PRESETS
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
-from simic.workers.pool import WorkersDiedError
+from simic.workers.protocol import WorkersDiedError
 
 
 def exit_code(*args: str) -> int:

@@ -41,7 +41,7 @@ from simic.training.build import build_run, make_agent, start_from
 from simic.training.episode_files import load_episodes
 from simic.training.run import Run
 from simic.training.start import start
-from simic.workers.pool import Fault
+from simic.workers.protocol import Fault
 
 JUDGED = {"warm_up": 1, "explained_variance": -20.0}
 """Judged from the second update on, though a critic that has seen a dozen decisions knows nothing yet."""

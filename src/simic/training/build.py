@@ -44,7 +44,7 @@ from simic.training.preflight import no_device
 from simic.training.progress import Progress
 from simic.training.run import Run
 from simic.training.used_settings import trains_hosts
-from simic.workers.pool import WorkerPool
+from simic.workers.build import make_pool
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
@@ -72,7 +72,7 @@ def build_run(
         directory=directory,
         agent=agent,
         setup=setup,
-        pool=WorkerPool(play_group, config.workers),
+        pool=make_pool(play_group, workers=config.workers),
         recorder=Recorder(
             directory.path,
             config.level,
