@@ -31,7 +31,6 @@ from simic.storage.checkpoint import (
     discard_newer,
     find_checkpoint,
     list_checkpoints,
-    sweep,
 )
 from simic.storage.files import sweep_temporary, write_file
 from simic.storage.run_directory import RunDirectory
@@ -178,8 +177,7 @@ def _take_up(
     config: RunConfig, directory: RunDirectory, resume: bool, say: Callable[[str], None]
 ) -> tuple[RunConfig, Checkpoint | None]:
     """The config to go by and the checkpoint to go on from, if the directory holds a run."""
-    sweep(directory.checkpoints)
-    for path in (directory.path, directory.episodes):
+    for path in (directory.path, directory.checkpoints, directory.episodes):
         sweep_temporary(path)
     if not directory.config.is_file():
         if list_checkpoints(directory.checkpoints):
