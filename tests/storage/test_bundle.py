@@ -366,6 +366,13 @@ def test_a_header_larger_than_any_is_refused_unread(tmp_path):
         load_bundle(tmp_path / "odd")
 
 
+def test_a_header_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("simic.storage.bundle.MAX_HEADER_BYTES", 1000)
+    with pytest.raises(BundleError, match="1,000 are allowed: save less"):
+        save_bundle(tmp_path / "file", "x" * 1000)
+    assert not (tmp_path / "file").exists()
+
+
 def test_a_bundle_larger_than_the_caller_allows_is_refused(tmp_path):
     save_bundle(tmp_path / "file", {"weights": torch.zeros(1000)})
     assert load_bundle(tmp_path / "file", max_bytes=10_000)

@@ -79,6 +79,9 @@ def test_a_damaged_directory_is_replaced_when_its_update_comes_again(path, tmp_p
     assert find_checkpoint(tmp_path).checkpoint is None
     saved = save_checkpoint(tmp_path, 2, {})
     assert list(tmp_path.iterdir()) == [saved]
+    (tmp_path / "update_000003").write_text("not a checkpoint")
+    save_checkpoint(tmp_path, 3, {})
+    assert (tmp_path / "update_000003").is_file()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

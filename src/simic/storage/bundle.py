@@ -66,7 +66,10 @@ def encode_bundle(tree: Any) -> bytes:
     metadata = {"format": FORMAT, "sha256": checksum, "tree": document, "version": str(VERSION)}
     text = json.dumps({"__metadata__": metadata} | header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # alignment that safetensors requires
-    _check_header_size("the tree", len(text))
+    if len(text) > MAX_HEADER_BYTES:
+        raise BundleError(
+            f"the tree has {len(text):,} bytes besides its tensors, {MAX_HEADER_BYTES:,} are allowed: save less"
+        )
     return len(text).to_bytes(8, "little") + text + data
 
 
@@ -161,7 +164,11 @@ def _read_document(path: Path, max_bytes: int | None, follow_links: bool) -> str
         if max_bytes is not None and size > max_bytes:
             raise BundleError(f"{path} has {size:,} bytes, {max_bytes:,} are allowed: it is not the expected file")
         length = int.from_bytes(file.read(8), "little")
-        _check_header_size(path, length)
+        if length > MAX_HEADER_BYTES:  # parsing takes several times as much memory
+            raise BundleError(
+                f"{path} is not a readable safetensors file: its header has {length:,} bytes, {MAX_HEADER_BYTES:,} are "
+                "allowed; use another file"
+            )
 
         def read(begin: int, end: int) -> bytes:
             file.seek(8 + length + begin)
@@ -203,11 +210,3 @@ def _parse_tree(path: Path, document: str, tensors: dict[str, Tensor] | None) ->
         return unpack_tree(document, tensors)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} holds no simic state ({type(error).__name__}: {error}); use another file") from None
-
-
-def _check_header_size(what: object, size: int) -> None:
-    """Reading a header takes several times its size in memory."""
-    if size > MAX_HEADER_BYTES:
-        raise BundleError(
-            f"{what} is not a readable safetensors file: its header has {size:,} bytes, {MAX_HEADER_BYTES:,} may be"
-        )

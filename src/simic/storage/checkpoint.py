@@ -95,8 +95,8 @@ def save_checkpoint(
     with writing(path):
         root.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
-        with suppress(FileNotFoundError):  # a damaged checkpoint of version 1 that this one replaces
-            shutil.rmtree(path.with_suffix(""))
+        if (replaced := path.with_suffix("")) in list_checkpoints(root):  # a directory of version 1
+            _remove(replaced)
         _prune(root, keep)
     return path
 
@@ -127,7 +127,7 @@ def is_checkpoint(path: str | Path) -> bool:
     try:
         return path.is_file() and peek_bundle(path, max_bytes=MAX_BYTES)["format"] == FORMAT
     except (ValueError, KeyError, TypeError, OSError):
-        return False  # whoever reads it reports the reason
+        return False  # the caller's reader reports the reason
 
 
 def find_checkpoint(root: str | Path) -> Found:
@@ -243,17 +243,13 @@ def _parse(path: Path, record: Any) -> Checkpoint:
 
 
 def _upgrade(checkpoint: Checkpoint) -> Checkpoint:
-    path, found = checkpoint.path, checkpoint.version
-    if found > VERSION:
+    oldest, found = min(UPGRADES, default=VERSION), checkpoint.version
+    if not oldest <= found <= VERSION:
         raise CheckpointVersionError(
-            f"{path} has checkpoint version {found}, this simic reads up to {VERSION}: use a newer simic"
+            f"{checkpoint.path} has checkpoint version {found}, this simic reads versions {oldest} to {VERSION}: use "
+            f"{'a newer' if found > VERSION else 'an older'} simic"
         )
     for version in range(found, VERSION):
-        if version not in UPGRADES:
-            raise CheckpointVersionError(
-                f"{path} has checkpoint version {found}, which this simic (version {VERSION}) can no longer read: "
-                "open it with an older simic"
-            )
         tree, about = UPGRADES[version](checkpoint.tree, checkpoint.about)
         checkpoint = replace(checkpoint, version=version + 1, tree=tree, about=about)
     return checkpoint

@@ -1,7 +1,7 @@
 """Safe file access: atomic writes, no following of links, bounded reads.
 
 A run directory may come from someone else: instead of one of our files it may contain a link to a file of the user, a
-pipe that nobody writes to, or a terabyte of zeros.
+pipe without a writer, or a terabyte of zeros.
 """
 
 from __future__ import annotations

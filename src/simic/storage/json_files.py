@@ -68,18 +68,19 @@ def check_values(value: Any, source: str | Path, *, remedy: str = REMEDY) -> Any
     """Return the value, if all numbers are finite, all text is valid and nesting is within MAX_DEPTH."""
     # An explicit stack, because deep values would exceed the recursion limit; of iterators, because a list of all
     # remaining values would take more memory than the values themselves.
-    pending, names = [iter([("", value)])], [""]
+    pending: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
+    names = [""]
     while pending:
         name, item = next(pending[-1], (None, None))
         if name is None:
             pending.pop()
             names.pop()
             continue
-        names[-1] = name
+        names[-1] = str(name)
         if fault := _fault(item, len(pending)):
             raise JsonError(f"{source}: {_short('.'.join(names[1:])) or 'the value'} {fault}; {remedy}")
         if isinstance(item, (dict, list)):
-            pending.append(_parts(item))
+            pending.append(iter(item.items() if isinstance(item, dict) else enumerate(item)))
             names.append("")
     return value
 
@@ -97,13 +98,6 @@ def _fault(item: Any, depth: int) -> str:
     except UnicodeEncodeError:
         return "has text with half a character (a lone surrogate)"
     return ""
-
-
-def _parts(item: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(item, dict):
-        yield from item.items()
-    elif isinstance(item, list):
-        yield from ((str(index), part) for index, part in enumerate(item))
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class LocalProcessPool(Pool):
         self._workers.clear()
 
     def _start(self) -> None:
-        """Add a worker. Signals are deferred: one that arrives half-way would leave a process that nobody stops."""
+        """Add a worker. Signals are deferred: one that arrives half-way would leave an orphaned process."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         arguments = (there, self.function, loaded_plugins(), os.getpid())

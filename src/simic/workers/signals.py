@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,22 +25,34 @@ class Stopped(BaseException):
 
 
 @contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle stop signals with `handler`, then restore the previous handlers.
+
+    Python delivers signals to the main thread only: other threads leave them to the program around them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
 def signals_deferred() -> Iterator[None]:
     """Handle signals that arrive in this block after it, whichever thread receives them.
 
     Blocking them in this thread is not enough: a thread of a library may receive the signal, and Python still runs the
     handler in the main thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     arrived: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in SIGNALS}
     try:
-        yield
+        with _handling(lambda number, frame: arrived.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for number in arrived[:1]:
             signal.raise_signal(number)
 
@@ -51,21 +63,9 @@ class StopSignals:
     def __init__(self) -> None:
         self._holding, self._pending = 0, 0
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Signals raise `Stopped` in this block; the previous handlers are restored after it.
-
-        Python delivers signals to the main thread only: a run in another thread leaves them to the program around it.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def watched(self) -> AbstractContextManager[None]:
+        """Signals raise `Stopped` in this block; the previous handlers are restored after it."""
+        return _handling(self._receive)
 
     @contextmanager
     def held(self) -> Iterator[None]:
