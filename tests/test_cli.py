@@ -23,7 +23,7 @@ from simic.tasks.task import PRESETS
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
-from simic.workers.pool import WorkersDiedError
+from simic.workers.protocol import WorkersDiedError
 
 
 def exit_code(*args: str) -> int:
@@ -170,11 +170,11 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (
         ["train", "--out", "CONFIG"],
         4,
-        "cannot write CONFIG: Not a directory; a file stands where a directory is needed",
+        "cannot write CONFIG: Not a directory; there is a file where a directory is needed",
     ),
-    (["train", "--out", "CONFIG/run"], 4, "a file stands where a directory is needed"),
+    (["train", "--out", "CONFIG/run"], 4, "there is a file where a directory is needed"),
     (["train", "--profile", "CONFIG"], 4, "cannot write CONFIG"),
-    (["evaluate", "--out", "CONFIG"], 4, "a file stands where a directory is needed"),
+    (["evaluate", "--out", "CONFIG"], 4, "there is a file where a directory is needed"),
     (["grow", "--out", "nowhere/x.pt2"], 4, "--out: the directory nowhere does not exist"),
     (["plan", "--out", "nowhere/x.json"], 4, "--out: the directory nowhere does not exist"),
     # Devices and episodes.
@@ -347,7 +347,7 @@ def test_a_run_from_begin_to_end(tmp_path, capsys):
 
     code, said = told(capsys, "train", *TINY, "--out", out)
     assert code == 2
-    assert "holds a run already" in said
+    assert "already contains a run" in said
     code, said = told(capsys, "train", *TINY, "--out", out, "--resume", "auto", "--rng-seed", "3")
     assert code == 2
     assert "has rng_seed = 0, not 3: a run keeps its settings" in said
@@ -360,7 +360,7 @@ def test_a_run_from_begin_to_end(tmp_path, capsys):
     code, said = told(capsys, "inspect", out)
     assert code == 0
     assert "status: done" in said
-    assert told(capsys, "inspect", f"{out}/checkpoints/update_000002")[0] == 0
+    assert told(capsys, "inspect", f"{out}/checkpoints/update_000002.safetensors")[0] == 0
     assert told(capsys, "inspect", f"{out}/controller.safetensors")[0] == 0
     assert told(capsys, "inspect", f"{out}/config.json")[0] == 2
     assert told(capsys, "inspect", str(tmp_path))[0] == 2
@@ -399,7 +399,7 @@ def test_a_place_that_cannot_be_written_exits_with_4(tmp_path, capsys):
     (tmp_path / "file").touch()
     code, said = told(capsys, "train", *TINY, "--out", str(tmp_path / "file" / "run"))
     assert code == 4
-    assert "a file stands where a directory is needed" in said
+    assert "there is a file where a directory is needed" in said
 
 
 def test_data_that_is_missing_exits_with_4_and_can_be_put_there(tmp_path, capsys, monkeypatch):

@@ -136,7 +136,7 @@ def test_values_become_what_their_type_wants():
         ("a.toml", b"\xff\xfe{}", "a.toml is not UTF-8 text (byte 0)"),
         ("a.json", b'{"updates": NaN}', "a.json: updates must be a finite number, got nan"),
         ("a.toml", b"updates = nan", "a.toml: updates must be a finite number, got nan"),
-        ("a.json", b'{"updates": 1, "updates": 2}', "'updates' stands twice in one table"),
+        ("a.json", b'{"updates": 1, "updates": 2}', "'updates' occurs twice in one table"),
         ("a.json", b'{"a": ' * 9999, "a.json nests values more than 64 deep"),
         ("a.toml", b"a = " + b"[" * 9999, "a.toml nests values too deeply"),
         ("a.toml", b"a = " + b"[" * 70 + b"]" * 70, "is nested more than 64 deep"),

@@ -125,9 +125,9 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda path: path.write_text("hello"), "is not a readable safetensors file"),
     "empty": (lambda path: path.write_bytes(b""), "is not a readable safetensors file"),
     "deep": (lambda path: write_tree(path, "[" * 10**5 + "]" * 10**5), "nests values more than 64 deep"),
-    "no JSON": (lambda path: write_tree(path, "{"), "holds no state"),
-    "no such tensor": (lambda path: write_tree(path, '{"$tensor": "7"}'), "holds no state of simic's (KeyError"),
-    "odd tree": (lambda path: write_tree(path, '{"$tuple": 7}'), "holds no state of simic's (TypeError"),
+    "no JSON": (lambda path: write_tree(path, "{"), "holds no simic state"),
+    "no such tensor": (lambda path: write_tree(path, '{"$tensor": "7"}'), "holds no simic state (KeyError"),
+    "odd tree": (lambda path: write_tree(path, '{"$tuple": 7}'), "holds no simic state (TypeError"),
 }
 COMMANDS = {
     "evaluate": "evaluate --controllers {} --tasks spirals-mlp --rng-seeds 2 --horizon 1 --workers 0 --out {}/out",

@@ -11,8 +11,8 @@ import pytest
 from helpers import tiny_run
 
 from simic.commands.inspection import inspect_path, list_runs_as_table, summarize
-from simic.storage.bundle import save_bundle
-from simic.storage.checkpoint import CheckpointError, save_checkpoint
+from simic.storage.bundle import BundleError, save_bundle
+from simic.storage.checkpoint import save_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.telemetry.events import Update
 from simic.telemetry.recorder import Recorder
@@ -41,15 +41,15 @@ def test_a_run_its_checkpoint_and_its_controller(tmp_path, tiny_task, capsys):
         "score": f"{sum(scores) / 2:.2f}",
         "status": "done",
         "started": "",
-        "checkpoints": '["update_000001", "update_000002"]',
-        "best": f"update_00000{best}",
+        "checkpoints": '["update_000001.safetensors", "update_000002.safetensors"]',
+        "best": f"update_00000{best}.safetensors",
         "recorded episodes": "2",
         "controller": "controller.safetensors",
     }
     parameters = sum(parameter.numel() for parameter in run.agent.plain.parameters())
-    inspect_path(path / "checkpoints/update_000001")
+    inspect_path(path / "checkpoints/update_000001.safetensors")
     said = lines(capsys.readouterr().out)
-    assert (said["checkpoint"], said["update"], said["whole"]) == ("update_000001", "1", "True")
+    assert (said["checkpoint"], said["update"], said["whole"]) == ("update_000001.safetensors", "1", "True")
     assert float(said["score"]) == scores[0]
     assert int(said["parameters"]) == parameters
     assert '"hidden_size": 16' in said["about"]
@@ -138,7 +138,7 @@ def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeyp
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", summary["started"])
     assert summary["status"] == expected
     # Somebody who is refused changes nothing of that.
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already contains a run"):
         start(tiny_run.make_config(updates=1, level="off"), tmp_path, quiet=True)
     assert status(tmp_path) == expected
     # A kill leaves the lock as it was taken.
@@ -165,6 +165,6 @@ def test_nonsense_is_refused(tmp_path):
 def test_a_damaged_checkpoint_is_told_by_name(tmp_path):
     agent = make_agent(tiny_run.make_config())
     path = save_checkpoint(tmp_path, 3, {"agent": agent.state_dict()})
-    (path / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BundleError, match=r"update_000003\.safetensors is damaged"):
         inspect_path(path)

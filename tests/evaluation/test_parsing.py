@@ -8,6 +8,7 @@ import pytest
 from simic import pretrained
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.parsing import ABLATIONS, RULES, NamedTask, describe_groups, parse_controllers, parse_tasks
+from simic.storage.checkpoint import save_checkpoint
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def files(tmp_path, monkeypatch) -> Path:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "runs/b/checkpoints/update_000007").mkdir(parents=True)
     (tmp_path / "runs/b/checkpoints/update_000007/manifest.json").write_text("{}")
+    save_checkpoint(tmp_path / "runs/a/checkpoints", 8, {})
     (tmp_path / "empty").mkdir()
     (tmp_path / "plan.json").write_text(json.dumps({"first": 1}))
     monkeypatch.chdir(tmp_path)
@@ -43,6 +45,10 @@ def test_labels_are_as_much_of_the_path_as_is_needed(files):
     }
     assert labels("runs/a,runs/b") == {"a": "learned", "b": "learned"}
     assert labels("runs/b", "runs/b/checkpoints/update_000007") == {"b": "learned", "b-update_000007": "learned"}
+    assert labels("runs/a", "runs/a/checkpoints/update_000008.safetensors") == {
+        "a": "learned",
+        "a-update_000008": "learned",
+    }
     assert labels("mine=runs/a,fixed=plan.json") == {"mine": "learned", "fixed": "plan"}
     assert list(labels("other=plan.json", "plan")) == ["other", "plan"]
     (files / "wait").mkdir()

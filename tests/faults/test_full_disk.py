@@ -1,4 +1,4 @@
-"""A disk that fills up: exit code 4, a remedy, earlier checkpoints whole, and the run goes on once there is space."""
+"""A full disk: exit code 4, a remedy, earlier checkpoints intact, and the run resumes once there is space."""
 
 import re
 import shutil
@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.fault_runs import Strike, Trial, assert_same, finish, run_to_end
+from helpers.fault_places import COLLECT_PLACE
+from helpers.fault_runs import (
+    FaultRun,
+    InjectedSignal,
+    assert_same_results,
+    finish,
+    run_to_end,
+    start_command,
+    wait_for,
+)
 
 from simic.storage.checkpoint import list_checkpoints, load_checkpoint
 
@@ -16,7 +25,7 @@ SIZE, PAGE = 96 * 2**20, 4096
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that is soon full."""
+    """A small file system."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(disk)], capture_output=True)
@@ -27,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, left: int) -> Path:
-    """Take all space of a disk but some bytes."""
+    """Fill a disk up to `left` bytes."""
     filler = disk / "filler"
     filler.unlink(missing_ok=True)
     with open(filler, "wb") as file:
@@ -35,43 +44,41 @@ def fill(disk: Path, left: int) -> Path:
     return filler
 
 
-def test_full_while_logging_recording_and_checkpointing(small_disk, tmp_path, unharmed):
+def test_full_while_logging_recording_and_checkpointing(small_disk, tmp_path, reference):
     """From no space at all to just too little for a checkpoint."""
-    trial = Trial(small_disk / "run")
-    assert run_to_end(trial, Strike("simic.training.run:Run.collect", 3)) == 143
+    run = FaultRun(small_disk / "run")
+    assert run_to_end(run, InjectedSignal(COLLECT_PLACE, 3)) == 143
     failed = set()
     for pages in (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48):
         filler = fill(small_disk, pages * PAGE)
-        kept = {path.name for path in list_checkpoints(trial.checkpoints)}
-        code, told = attempt(trial, tmp_path / f"{pages}.log")
+        kept = {path.name for path in list_checkpoints(run.checkpoints)}
+        code, output = attempt(run, tmp_path / f"{pages}.log")
         if code == 0:
             break
-        assert code == 4, told
-        assert "Traceback" not in told, told
-        assert "No space left on device; free some space, then resume" in told
-        failed |= set(re.findall(r"cannot write \S+/(lock|\w+\.jsonl|checkpoints|episodes|controller)", told))
-        assert kept <= {load_checkpoint(path).path.name for path in list_checkpoints(trial.checkpoints)}
+        assert code == 4, output
+        assert "Traceback" not in output, output
+        assert "No space left on device; free some space, then resume" in output
+        failed |= set(re.findall(r"cannot write \S+/(lock|\w+\.jsonl|checkpoints|episodes|controller)", output))
+        assert kept <= {load_checkpoint(path).path.name for path in list_checkpoints(run.checkpoints)}
         filler.unlink()
     # Events of one update may fit into a page that they have already: for those see test_recorder.
     assert failed >= {"process.jsonl", "episodes", "checkpoints"}, failed
-    assert_same(finish(trial), unharmed)
+    assert_same_results(finish(run), reference)
 
 
-def attempt(trial: Trial, log: Path) -> tuple[int, str]:
-    """Go on where there may be no space even for the config file and the log of this test."""
-    from helpers.fault_runs import end_of, fork
-
-    elsewhere = Trial(log.with_suffix(""))
+def attempt(run: FaultRun, log: Path) -> tuple[int, str]:
+    """Resume a run; config file and log are on another disk."""
+    elsewhere = FaultRun(log.with_suffix(""))
     arguments = elsewhere.arguments()
-    arguments[arguments.index("--out") + 1] = str(trial.path)
-    code = end_of(fork(arguments, log))
+    arguments[arguments.index("--out") + 1] = str(run.path)
+    code = wait_for(start_command(arguments, log))
     return code, log.read_text()
 
 
 def test_too_little_space_to_begin(small_disk, tmp_path):
-    trial = Trial(small_disk / "run")
+    run = FaultRun(small_disk / "run")
     fill(small_disk, 2**20)
-    code, told = attempt(trial, tmp_path / "begin.log")
-    assert code == 4, told
-    assert "1 MB left, a run needs 64: free some space" in told
-    assert "Traceback" not in told, told
+    code, output = attempt(run, tmp_path / "begin.log")
+    assert code == 4, output
+    assert "1 MB left, a run needs 64: free some space" in output
+    assert "Traceback" not in output, output

@@ -1,4 +1,4 @@
-"""Two thousand damaged inputs: every command succeeds or says in one line what is wrong, and touches nothing else.
+"""Two thousand damaged inputs: every command succeeds or reports the error in one line, and touches nothing else.
 
 A failure names the seed of its case; `SIMIC_FUZZ=17,42` runs only those.
 """
@@ -10,14 +10,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.fault_runs import _FORK, end_of
+from helpers.fault_runs import _FORK, wait_for
 from helpers.fuzz import EVALUATE, Case, make_case, run_limited
 
 NUM_CASES = 2000
 BATCH = 100
 SECONDS = 60.0
-"""After which a command counts as hanging."""
+"""After this time a command counts as hanging."""
 CODES = (0, 2, 3, 4)
+FILES_OF_0_1 = Path(__file__).parents[1] / "data" / "files_of_0_1"
 SETTINGS = {
     "updates": 1,
     "num_groups": 1,
@@ -34,12 +35,12 @@ SETTINGS = {
 def run(arguments: list[str], log: Path) -> int:
     process = _FORK.Process(target=run_limited, args=(arguments, log))
     process.start()
-    return end_of(process, SECONDS)
+    return wait_for(process, SECONDS)
 
 
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, a plan, configs and an evaluation, all whole."""
+    """A run, a plan, configs and an evaluation, all intact, and a run of simic 0.1."""
     place = tmp_path_factory.mktemp("originals") / "originals"
     place.mkdir()
     (place / "config.json").write_text(json.dumps(SETTINGS))
@@ -52,11 +53,12 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, arguments in enumerate(commands):
         log = place.with_name(f"{number}.log")
         assert run(arguments, log) == 0, log.read_text()
+    shutil.copytree(FILES_OF_0_1, place / "runs" / "old")
     return place
 
 
 def make_outside(place: Path) -> Path:
-    """Files of the user's that no command may touch."""
+    """The user's files, which no command may touch."""
     (place / "directory").mkdir(parents=True)
     (place / "thesis.txt").write_text("the only copy\nwithout a last line's end")
     (place / "directory" / "notes.json").write_text("{}")

@@ -1,80 +1,78 @@
-"""SIGKILL at any moment, then resume: bit for bit the run that was never killed."""
+"""SIGKILL at any moment, then resume: the result equals that of an undisturbed run, bit for bit."""
 
 import random
 import signal
 import time
 
 import pytest
-from helpers.fault_runs import PATIENCE, UPDATES, Strike, Trial, assert_same, await_, end_of, finish, launch, run_to_end
+from helpers.fault_places import CHECKPOINT_PLACES, KILL_PLACES, UPDATES
+from helpers.fault_runs import (
+    PATIENCE,
+    FaultRun,
+    InjectedSignal,
+    assert_same_results,
+    finish,
+    run_to_end,
+    start,
+    wait_for,
+    wait_until,
+)
 
-from simic.storage.checkpoint import CRASH_POINTS, list_checkpoints
+from simic.storage.checkpoint import list_checkpoints
 
 CHAINS, KILLS = 10, 5
 
 
-def kill_at(trial: Trial, instant: float, update_seconds: float) -> bool:
-    """Go on with a run and kill it when so many updates, and a part of the next, are done; whether it was alive."""
-    process, begun = launch(trial), trial.starts
-    if instant % 1 > 0.1:  # the others may die before they have begun
-        await_(lambda: trial.starts > begun or not process.is_alive(), "the run began")
-    await_(lambda: trial.updates >= int(instant) or not process.is_alive(), f"update {int(instant)} was done")
+def kill_at(run: FaultRun, instant: float, update_seconds: float) -> bool:
+    """Resume a run and kill it after `instant` updates, a fraction included; return whether it was still alive."""
+    process, begun = start(run), run.starts
+    if instant % 1 > 0.1:  # otherwise it may be killed before it begins
+        wait_until(lambda: run.starts > begun or not process.is_alive(), "the run began")
+    wait_until(lambda: run.updates >= int(instant) or not process.is_alive(), f"update {int(instant)} was done")
     time.sleep(instant % 1 * update_seconds)
     process.kill()
-    code = end_of(process)
-    assert code in (0, -signal.SIGKILL), trial.told
+    code = wait_for(process)
+    assert code in (0, -signal.SIGKILL), run.output
     return code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("chain", range(CHAINS))
-def test_killed_again_and_again(chain, tmp_path, unharmed):
-    """Instants are spread over the whole life of the run, its start and end included."""
+def test_killed_again_and_again(chain, tmp_path, reference):
+    """At random times from the start of the run to its end."""
     rng, kills, runs = random.Random(chain), 0, 0
-    while kills < KILLS:  # a kill that came too late is made up for in another run
-        trial = Trial(tmp_path / f"run{runs}")
+    while kills < KILLS:  # a kill that came too late is repeated in another run
+        run = FaultRun(tmp_path / f"run{runs}")
         for instant in sorted(rng.uniform(0, UPDATES + 0.1) for _ in range(KILLS - kills)):
-            kills += kill_at(trial, instant, unharmed.update_seconds)
-        assert_same(finish(trial), unharmed)
+            kills += kill_at(run, instant, reference.update_seconds)
+        assert_same_results(finish(run), reference)
         runs += 1
 
 
-@pytest.mark.parametrize("point", CRASH_POINTS)
-def test_killed_while_checkpointing(point, trial, unharmed):
-    """At every step of the first checkpoint, or of the first that removes or replaces one."""
-    if point == "moved_old_aside":  # a checkpoint is replaced only where none of those on disk can be used
-        assert run_to_end(trial, updates=2) == 0
-        for path in list_checkpoints(trial.checkpoints):
-            (path / "state.json").write_bytes(b"{}")
-    code = run_to_end(trial, environment={"SIMIC_CRASH_AT": point}, keep=1)
-    assert code == -signal.SIGKILL, trial.told
-    assert_same(finish(trial), unharmed)
+@pytest.mark.parametrize(("place", "call"), CHECKPOINT_PLACES)
+def test_killed_while_checkpointing(place, call, run, reference):
+    assert run_to_end(run, InjectedSignal(place, call, signal.SIGKILL), keep=1) == -signal.SIGKILL, run.output
+    assert_same_results(finish(run), reference)
 
 
-PLACES = (
-    ("simic.training.build:write_config", 1),
-    ("simic.training.run:Run.state", 1),
-    ("simic.environment.host_trainings:HostTrainings._train", 15),
-    ("simic.training.run:save_episodes", 3),
-    ("simic.ppo.agent:PPOAgent._step", 6),
-    ("simic.telemetry.recorder:Recorder.end_update", 3),
-    ("simic.training.run:Run.state", 3),
-    ("simic.training.run:Run.show", 2),
-    ("simic.ppo.agent:PPOAgent.save_controller", 1),
-    ("os:replace", 1),  # of the config
-    ("os:replace", 2),  # of recorded episodes
-    ("os:replace", UPDATES + 2),  # of the controller
-)
+def test_killed_while_replacing_a_checkpoint(run, reference):
+    """One is replaced only if no checkpoint is usable: the run starts again."""
+    assert run_to_end(run, updates=2) == 0
+    for path in list_checkpoints(run.checkpoints):
+        path.write_bytes(b"{}")
+    replace = InjectedSignal("os:replace", 2, signal.SIGKILL)  # 1 is of the episodes; the config is unchanged
+    assert run_to_end(run, replace) == -signal.SIGKILL, run.output
+    assert_same_results(finish(run), reference)
 
 
-@pytest.mark.parametrize(("place", "call"), PLACES)
-def test_killed_deliberately(place, call, trial, unharmed):
-    """Between any two things that a run writes."""
-    assert run_to_end(trial, Strike(place, call, signal.SIGKILL)) == -signal.SIGKILL, trial.told
-    assert_same(finish(trial), unharmed)
+@pytest.mark.parametrize(("place", "call"), KILL_PLACES)
+def test_killed_between_writes(place, call, run, reference):
+    assert run_to_end(run, InjectedSignal(place, call, signal.SIGKILL)) == -signal.SIGKILL, run.output
+    assert_same_results(finish(run), reference)
 
 
-def test_a_kill_leaves_the_run_free_at_once(trial, unharmed):
-    process = launch(trial)
-    await_(lambda: trial.updates >= 1, "an update was done", PATIENCE)
+def test_a_kill_releases_the_lock_at_once(run, reference):
+    process = start(run)
+    wait_until(lambda: run.updates >= 1, "an update was done", PATIENCE)
     process.kill()
-    end_of(process)
-    assert_same(finish(trial), unharmed)
+    wait_for(process)
+    assert_same_results(finish(run), reference)

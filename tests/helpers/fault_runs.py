@@ -1,10 +1,9 @@
-"""Tiny runs to harm: start them without the price of importing torch, strike them, compare what is left.
+"""Tiny runs for fault tests: start them without the cost of importing torch, interrupt them, compare the results.
 
-Processes are forked from a server that has everything imported, and go through the command line's `main`. What needs
-worker processes is started as a user would start it.
+Processes are forked from a server that has imported everything, and call the command line's `main`. Runs with worker
+processes are started with the real command.
 """
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -19,7 +18,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
-UPDATES = 4
+from helpers.fault_places import UPDATES, find_place
+
 SETTINGS: dict[str, Any] = {
     "updates": UPDATES,
     "num_groups": 2,
@@ -32,11 +32,11 @@ SETTINGS: dict[str, Any] = {
     "policy": {"hidden_size": 16, "encoding_size": 16},
     "ppo": {"ppo_epochs": 2, "num_minibatches": 2, "target_kl": None},
 }
-"""What `trial` runs differ in from the quick preset; an update takes about half a second."""
+"""Settings that differ from the quick preset; an update takes about half a second."""
 DEADLINE = 5.0
-"""Seconds in which a run that is asked to stop has stopped."""
+"""Seconds within which a run stops after a signal."""
 PATIENCE = 120.0
-"""Seconds after which a process that should end by itself counts as hanging."""
+"""Seconds after which a process counts as hanging."""
 
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(
@@ -48,62 +48,62 @@ _FORK.set_forkserver_preload(
 )
 
 
-class Strike(NamedTuple):
-    """A signal that a process sends itself: when a function is called for the n-th time."""
+class InjectedSignal(NamedTuple):
+    """A signal that a process sends to itself when a function is called for the n-th time."""
 
     place: str
     """`module:function` or `module:Class.method`."""
     call: int = 1
     number: int = signal.SIGTERM
     hang: float = 0.0
-    """Seconds that it then stays there."""
-    swallowed: bool = False
-    """Whether it comes while an object is finalised, where Python drops what is raised."""
+    """Seconds to sleep in the call afterwards."""
+    in_finalizer: bool = False
+    """Whether to send it from a finalizer, where Python ignores exceptions."""
 
 
 @dataclass
-class Trial:
-    """A run's directory, and what the processes that worked on it said."""
+class FaultRun:
+    """A run's directory and the output of its processes."""
 
     path: Path
     settings: dict[str, Any] = field(default_factory=dict)
-    """What differs from `SETTINGS`."""
+    """Settings that differ from `SETTINGS`."""
 
     @property
     def log(self) -> Path:
         return self.path.with_name(f"{self.path.name}.log")
 
     @property
-    def struck(self) -> Path:
-        """Holds the time of the last strike."""
-        return self.log.with_suffix(".struck")
+    def signal_file(self) -> Path:
+        """Contains the time of the last injected signal."""
+        return self.log.with_suffix(".signal")
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     @property
-    def told(self) -> str:
-        """All that was printed so far."""
+    def output(self) -> str:
+        """Everything printed so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     @property
     def updates(self) -> int:
-        """Updates that stand in the events."""
+        """The number of updates in the events."""
         return self._lines("events.jsonl", b'"kind":"update"')
 
     @property
     def starts(self) -> int:
-        """Processes that began to train."""
+        """The number of processes that began to train."""
         return self._lines("process.jsonl", b'"kind":"run_started"')
 
     @property
     def update_seconds(self) -> float:
-        """How long an update took, on average."""
+        """Mean duration of an update."""
         return sum(sum(event["seconds"].values()) for event in events(self, "timings")) / self.updates
 
     def arguments(self, **settings: Any) -> list[str]:
-        """Of `simic train`, to begin the run or go on with it."""
+        """Arguments of `simic train` that start or resume the run."""
         config = self.path.with_name(f"{self.path.name}.config.json")
         config.write_text(json.dumps(SETTINGS | self.settings | settings))
         return ["train", "--config", str(config), "--out", str(self.path), "--resume", "auto"]
@@ -113,20 +113,20 @@ class Trial:
         return sum(part in line for line in file.read_bytes().splitlines()) if file.exists() else 0
 
 
-def launch(trial: Trial, *strikes: Strike, environment: dict[str, str] | None = None, **settings: Any) -> Any:
-    """A process that works on the run until it is done or struck."""
-    return fork(trial.arguments(**settings), trial.log, strikes, environment or {})
+def start(run: FaultRun, *signals: InjectedSignal, **settings: Any) -> Any:
+    """Start a process that trains the run."""
+    return start_command(run.arguments(**settings), run.log, signals)
 
 
-def fork(arguments: list[str], log: Path, strikes: Iterable[Strike] = (), environment: dict[str, str] | None = None):
-    """A process of the command line."""
-    process = _FORK.Process(target=_command_line, args=(arguments, log, tuple(strikes), environment or {}))
+def start_command(arguments: list[str], log: Path, signals: Iterable[InjectedSignal] = ()) -> Any:
+    """Start a process with these command-line arguments."""
+    process = _FORK.Process(target=_command_line, args=(arguments, log, tuple(signals)))
     process.start()
     return process
 
 
-def end_of(process: Any, timeout: float = PATIENCE) -> int:
-    """The exit code of a process, negative if a signal killed it; one that hangs is an error."""
+def wait_for(process: Any, timeout: float = PATIENCE) -> int:
+    """The exit code of a process, negative if a signal killed it; a process that hangs is an error."""
     process.join(timeout)
     if process.exitcode is None:
         process.kill()
@@ -135,91 +135,82 @@ def end_of(process: Any, timeout: float = PATIENCE) -> int:
     return process.exitcode
 
 
-def run_to_end(trial: Trial, *strikes: Strike, **options: Any) -> int:
-    """Exit code of a process that is left alone."""
-    return end_of(launch(trial, *strikes, **options))
+def run_to_end(run: FaultRun, *signals: InjectedSignal, **options: Any) -> int:
+    """Train the run; return the exit code."""
+    return wait_for(start(run, *signals, **options))
 
 
-def finish(trial: Trial, **settings: Any) -> Trial:
-    """Go on with a run until it is done."""
-    code = run_to_end(trial, **settings)
-    assert code == 0, trial.told
-    assert "Traceback" not in trial.told, trial.told
-    return trial
+def finish(run: FaultRun, **settings: Any) -> FaultRun:
+    """Train or resume a run until it is done."""
+    code = run_to_end(run, **settings)
+    assert code == 0, run.output
+    assert "Traceback" not in run.output, run.output
+    return run
 
 
-def events(trial: Trial, kind: str) -> list[dict[str, Any]]:
-    """Events of a kind that a run's processes told of themselves."""
-    lines = (trial.path / "process.jsonl").read_text().splitlines()
+def events(run: FaultRun, kind: str) -> list[dict[str, Any]]:
+    """Events of a kind in process.jsonl."""
+    lines = (run.path / "process.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
-def say(arguments: list[str], log: Path) -> tuple[int, str]:
-    """Exit code and output of a command."""
-    code = end_of(fork(arguments, log))
+def run_command(arguments: list[str], log: Path) -> tuple[int, str]:
+    """Run a command; return its exit code and output."""
+    code = wait_for(start_command(arguments, log))
     return code, log.read_text(errors="replace")
 
 
-def assert_same(trial: Trial, unharmed: Trial) -> None:
-    """All that was learned and told is equal, bit for bit, and nothing else lies around."""
-    last = f"checkpoints/update_{UPDATES:06d}"
-    names = [f"{last}/state.safetensors", f"{last}/state.json", "controller.safetensors", "events.jsonl"]
+def assert_same_results(run: FaultRun, reference: FaultRun) -> None:
+    """Everything that follows from config and rng seed is equal, byte for byte, and no temporary file is left."""
+    names = [f"checkpoints/{checkpoint_name(UPDATES)}", "controller.safetensors", "events.jsonl"]
     names += [f"episodes/update_{update:06d}.safetensors" for update in range(UPDATES)]
     for name in names:
-        assert _content(trial.path / name) == _content(unharmed.path / name), name
-    left = [str(path) for path in trial.path.rglob(".*")]
+        assert (run.path / name).read_bytes() == (reference.path / name).read_bytes(), name
+    left = [str(path) for path in run.path.rglob(".*")]
     assert not left, left
 
 
-def assert_checkpoint_of(trial: Trial, update: int, unharmed: Trial) -> None:
-    """The newest checkpoint is of that update, and as in the run that nothing happened to."""
-    newest = max(path.name for path in trial.checkpoints.iterdir())
-    assert newest == f"update_{update:06d}"
-    if update:  # that run had no reason to write one before the first update
-        for name in ("state.safetensors", "state.json"):
-            mine, theirs = (own.checkpoints / newest / name for own in (trial, unharmed))
-            assert _content(mine) == _content(theirs), name
+def assert_checkpoint_of(run: FaultRun, update: int, reference: FaultRun) -> None:
+    """The newest checkpoint is the one of that update, and equals that of the reference run."""
+    newest = max(path.name for path in run.checkpoints.iterdir())
+    assert newest == checkpoint_name(update)
+    if update:  # the reference run wrote none before its first update
+        assert (run.checkpoints / newest).read_bytes() == (reference.checkpoints / newest).read_bytes()
 
 
-def _content(path: Path) -> Any:
-    """What is in a file; the order of names in the header of safetensors is a matter of chance."""
-    content = path.read_bytes()
-    if path.suffix != ".safetensors":
-        return content
-    size = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:size]), content[size:]
+def checkpoint_name(update: int) -> str:
+    return f"update_{update:06d}.safetensors"
 
 
-def copy_of(source: Trial, path: Path) -> Trial:
-    """The same run at another place."""
+def copy_of(source: FaultRun, path: Path) -> FaultRun:
+    """Copy a run to another place."""
     shutil.copytree(source.path, path)
-    return Trial(path, source.settings)
+    return FaultRun(path, source.settings)
 
 
-def await_(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
-    """Wait until something holds."""
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
+    """Wait until a condition holds."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, f"waited {timeout} seconds in vain until {what}"
+        assert time.monotonic() < end, f"waited {timeout} seconds until {what}"
         time.sleep(0.002)
 
 
-# What runs in the other process.
+# In the other process.
 
 
-def _command_line(arguments: list[str], log: Path, strikes: tuple[Strike, ...], environment: dict[str, str]) -> None:
+def _command_line(arguments: list[str], log: Path, signals: tuple[InjectedSignal, ...]) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.environ.update(environment)
-    for strike in strikes:
-        _lie_in_wait(strike, log.with_suffix(".struck"))
+    for signal_ in signals:
+        _inject(signal_, log.with_suffix(".signal"))
     from simic.cli import main
 
     main(arguments)
 
 
-class _Finalised:
+class _Finalized:
     def __init__(self, number: int) -> None:
         self.number = number
 
@@ -227,49 +218,45 @@ class _Finalised:
         os.kill(os.getpid(), self.number)
 
 
-def _lie_in_wait(strike: Strike, struck_at: Path) -> None:
-    module, _, path = strike.place.partition(":")
-    *owners, name = path.split(".")
-    owner: Any = importlib.import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
+def _inject(signal_: InjectedSignal, signal_file: Path) -> None:
+    owner, name = find_place(signal_.place)
     plain, calls = getattr(owner, name), 0
 
     @wraps(plain)
-    def struck(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == strike.call:
-            struck_at.write_text(str(time.time()))
-            _Finalised(strike.number) if strike.swallowed else os.kill(os.getpid(), strike.number)
-            time.sleep(strike.hang)
+        if calls == signal_.call:
+            signal_file.write_text(str(time.time()))
+            _Finalized(signal_.number) if signal_.in_finalizer else os.kill(os.getpid(), signal_.number)
+            time.sleep(signal_.hang)
         return plain(*args, **kwargs)
 
-    setattr(owner, name, struck)
+    setattr(owner, name, wrapper)
 
 
 # The real command, with worker processes.
 
 
-def command(trial: Trial, **settings: Any) -> subprocess.Popen[bytes]:
-    """`simic train` as a user starts it, in a session of its own."""
-    line = [sys.executable, "-m", "simic.cli", *trial.arguments(**settings)]
-    with open(trial.log, "ab") as log:
+def command(run: FaultRun, **settings: Any) -> subprocess.Popen[bytes]:
+    """Start `simic train` as a user does, in its own session."""
+    line = [sys.executable, "-m", "simic.cli", *run.arguments(**settings)]
+    with open(run.log, "ab") as log:
         return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
 
 def workers_of(pid: int) -> list[int]:
-    """The worker processes of a run: children that multiprocessing spawned, without its resource tracker."""
+    """The worker processes of a run: spawned children, without multiprocessing's resource tracker."""
     return [child for child, parent, _, line in _processes() if parent == pid and b"spawn_main" in line]
 
 
 def session_of(pid: int) -> list[int]:
-    """All processes of the session that a process began, or has left behind."""
+    """All processes of the session that a process started."""
     return [member for member, _, session, _ in _processes() if session == pid]
 
 
 def _processes() -> Iterable[tuple[int, int, int, bytes]]:
-    """Id, parent, session and command line of every process that is alive."""
+    """Process id, parent, session and command line of every live process."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

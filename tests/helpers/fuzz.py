@@ -1,6 +1,6 @@
-"""Cases of the fuzz test: a copy of a run, controller, plan, config or evaluation, some damage, and a command.
+"""Cases of the fuzz test: copies of a run, controller, plan, config or evaluation, some damage, and a command.
 
-Everything about a case follows from its seed.
+A case is determined by its seed.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from simic.storage.bundle import load_bundle, save_bundle
-from simic.storage.checkpoint import _seal
+from simic.storage.checkpoint_directory import seal
 
 MEMORY = 2**30
-"""Bytes that a command may take beyond what importing everything took."""
+"""Bytes that a command may use in addition to the imported modules."""
 SMALL = ["--updates", "1", "--num-groups", "1", "--group-size", "2", "--horizon", "3", "--workers", "0"]
 SMALL += ["--compare", "0", "--no-tensorboard", "--no-wandb", "--device", "cpu"]
 CONTROLLER = "{place}/runs/a/controller.safetensors"
@@ -27,7 +27,7 @@ EVALUATE = ["--tasks", "spirals-mlp", "--rng-seeds", "2", "--horizon", "2", "--w
 
 @dataclass
 class Case:
-    """One trial: where it lives, what was damaged how, and the arguments of the command."""
+    """Where the files are, how they were damaged, and the arguments of the command."""
 
     seed: int
     place: Path
@@ -39,15 +39,15 @@ class Case:
 
 
 def make_case(seed: int, originals: Path, place: Path, outside: Path) -> Case:
-    """Copy one of the originals to `place`, damage it, and choose who looks at it."""
+    """Copy the originals to `place`, damage some files, and choose a command that reads them."""
     rng = random.Random(seed)
-    kind = rng.choices(list(KINDS), [4, 2, 3, 2, 2, 2, 1])[0]
+    kind = rng.choices(list(KINDS), [4, 1, 2, 3, 2, 2, 2, 1])[0]
     shutil.copytree(originals, place)
     targets, commands = KINDS[kind]
     files = sorted(path for pattern in targets for path in place.glob(pattern))
     damage = []
     chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 3))))
-    for path in sorted(chosen, reverse=True):  # what is in a directory before the directory
+    for path in sorted(chosen, reverse=True):  # the content of a directory before the directory
         name = rng.choice([name for name in DAMAGES if suits(name, path) and (kind != "links" or name in LINKS)])
         DAMAGES[name](rng, path, outside)
         damage.append(f"{path.relative_to(place)} {name}")
@@ -57,18 +57,27 @@ def make_case(seed: int, originals: Path, place: Path, outside: Path) -> Case:
 
 KINDS: dict[str, tuple[list[str], list[list[str]]]] = {
     "run": (
-        ["runs/a/*", "runs/a/checkpoints/*", "runs/a/checkpoints/*/*", "runs/a/episodes/*"],
+        ["runs/a/*", "runs/a/checkpoints/*", "runs/a/episodes/*"],
         [
             ["runs", "--root", "{place}/runs"],
             ["inspect", "{place}/runs/a"],
             ["inspect", "{place}/runs/a"],
-            ["inspect", "{place}/runs/a/checkpoints/update_000001"],
+            ["inspect", "{place}/runs/a/checkpoints/update_000001.safetensors"],
             ["report", "{place}/runs/a"],
             ["train", "--resume", "{place}/runs/a", "--quiet"],
             ["train", "--resume", "{place}/runs/a", "--quiet"],
             ["train", "--resume", "{place}/runs/a", "--quiet"],
             ["evaluate", "--controllers", "{place}/runs/a", "--out", "{new}", *EVALUATE],
             ["train", "--algorithm", "imitation", "--episodes", "{place}/runs/a", "--out", "{new}", *SMALL],
+        ],
+    ),
+    "old run": (
+        ["runs/old/*", "runs/old/checkpoints/*", "runs/old/checkpoints/*/*"],
+        [
+            ["runs", "--root", "{place}/runs"],
+            ["inspect", "{place}/runs/old"],
+            ["inspect", "{place}/runs/old/checkpoints/update_000002"],
+            ["evaluate", "--controllers", "{place}/runs/old", "--out", "{new}", *EVALUATE],
         ],
     ),
     "links": (
@@ -116,14 +125,14 @@ KINDS: dict[str, tuple[list[str], list[list[str]]]] = {
         ],
     ),
 }
-"""What is damaged, and which commands read it."""
+"""Which files are damaged, and which commands read them."""
 
 
 # Damage.
 
 
 def suits(name: str, path: Path) -> bool:
-    """Whether a kind of damage means anything to a file."""
+    """Whether a kind of damage applies to a file."""
     if path.is_dir():
         return name in ("missing", "a file", "a link", "a pipe")
     suffixes = {"json": (".json",), "sealed": (".json",), "lines": (".jsonl",), "tree": (".safetensors",)}
@@ -203,7 +212,7 @@ def dump(value: Any) -> str:
 
 
 def change(rng: random.Random, value: Any) -> Any:
-    """The value with one part of it removed, renamed or made something else."""
+    """The value with one part removed, renamed or replaced."""
     if isinstance(value, (dict, list)) and value and rng.random() < 0.9:
         key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
         action = rng.choice(("descend", "descend", "descend", "odd", "odd", "remove", "rename"))
@@ -226,8 +235,8 @@ def change_json(rng: random.Random, path: Path, outside: Path) -> None:
 def change_sealed(rng: random.Random, path: Path, outside: Path) -> None:
     record = change(rng, json.loads(path.read_bytes()))
     try:
-        path.write_bytes(_seal(record))
-    except (ValueError, AttributeError):  # what has no checksum
+        path.write_bytes(seal(record))
+    except (ValueError, AttributeError):  # it cannot have a checksum
         path.write_text(dump(record))
 
 
@@ -249,15 +258,16 @@ def change_line(rng: random.Random, path: Path, outside: Path) -> None:
 
 
 def change_tree(rng: random.Random, path: Path, outside: Path) -> None:
-    """Another content with the checksum that fits it."""
+    """Other content with a correct checksum."""
     try:
         tree = load_bundle(path)
-        for name, weights in tree.get("network", {}).items():
+        agent = tree["state"]["agent"] if "state" in tree else tree  # of a checkpoint, or a controller
+        for name, weights in agent.get("network", {}).items():
             if weights.dim() and rng.random() < 0.05:
                 odd = (weights.double(), weights[..., :1], weights * float("nan"), weights.long(), weights.flatten())
-                tree["network"][name] = rng.choice(odd)
+                agent["network"][name] = rng.choice(odd)
         save_bundle(path, change(rng, tree) if rng.random() < 0.8 else tree)
-    except (ValueError, TypeError, AttributeError):  # state.safetensors is no bundle, and some content is refused
+    except (ValueError, TypeError, KeyError, AttributeError):  # not a bundle, or a tree that cannot be saved
         flip(rng, path, outside)
 
 
@@ -284,11 +294,11 @@ DAMAGES: dict[str, Callable[[random.Random, Path, Path], None]] = {
 LINKS = ("a link", "a hard link", "a pipe")
 
 
-# What runs in the other process.
+# In the other process.
 
 
 def run_limited(arguments: list[str], log: Path) -> None:
-    """A command of the command line with bounded memory; standard error goes to `log`, the rest to `log`.out."""
+    """Run a command with bounded memory; standard error goes to `log`, standard output to `log`.out."""
     for stream, path in ((1, log.with_suffix(".out")), (2, log)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0

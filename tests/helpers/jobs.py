@@ -1,4 +1,4 @@
-"""Jobs for worker processes, who import them from here by name."""
+"""Jobs for worker processes, which import them from here by name."""
 
 import os
 import signal
@@ -8,18 +8,32 @@ from typing import Any
 
 
 def power(common: int, job: int) -> tuple[int, int]:
-    """Harmless; says who did it."""
+    """Also returns the process that ran it."""
     return common**job, os.getpid()
 
 
+def add(common: int, job: int) -> int:
+    """The sum."""
+    return common + job
+
+
+OFFSETS: dict[str, int] = {}
+"""What plugins registered."""
+
+
+def add_offset(common: str, job: int) -> int:
+    """Needs what a plugin registered under the name `common`."""
+    return OFFSETS[common] + job
+
+
 def slow_power(common: int, job: int) -> tuple[int, int]:
-    """Takes a while; jobs from 100 on take for ever."""
+    """Takes 0.2 seconds; jobs from 100 on take an hour."""
     time.sleep(0.2 if job < 100 else 3600)
     return power(common, job)
 
 
 def die_once(common: Path, job: int) -> int:
-    """The first to take job 2 is killed in the middle of it."""
+    """The first worker that runs job 2 is killed by it."""
     if job == 2 and not common.exists():
         common.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -27,26 +41,26 @@ def die_once(common: Path, job: int) -> int:
 
 
 def die_always(common: Any, job: int) -> int:
-    """Nobody survives job 1."""
+    """Job 1 kills every worker."""
     if job == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return job
 
 
 def fail(common: Any, job: int) -> int:
-    """Job 1 has a bug."""
+    """Job 1 raises."""
     if job == 1:
         raise KeyError("the bug")
     return job
 
 
 def threads(common: Any, job: int) -> int:
-    """How many threads torch uses."""
+    """The number of threads torch uses."""
     import torch
 
     return torch.get_num_threads()
 
 
 def large(common: bytes, job: int) -> bytes:
-    """More than a pipe holds, both ways."""
+    """Transfers more than the buffer of a pipe holds, both ways."""
     return common * (job + 1)

@@ -1,5 +1,6 @@
-"""Bundles: what goes in comes out, damage is noticed, nothing is executed, and the old file outlives a failed write."""
+"""Bundles: trees survive a round trip, damage is detected, nothing is executed, a failed write keeps the old file."""
 
+import hashlib
 import math
 import pickle
 import resource
@@ -17,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from simic.storage.bundle import BundleError, _digest, load_bundle, save_bundle
+from simic.storage.bundle import BundleError, load_bundle, peek_bundle, save_bundle
+from simic.storage.files import FileKindError
 
 TORCH_DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -84,7 +86,7 @@ def round_trip(path):
     return save_and_load
 
 
-# What goes in comes out.
+# Round trips.
 
 
 def test_the_same_tree_is_the_same_file(tmp_path):
@@ -186,6 +188,17 @@ def test_what_is_not_data_is_refused_by_name_and_place(path, value):
     assert list(path.parent.iterdir()) == []
 
 
+def test_peeking_leaves_out_tensors(path):
+    save_bundle(path, {"a": torch.zeros(3), "b": (1, np.zeros(2)), 3: [math.inf]})
+    assert peek_bundle(path) == {"a": None, "b": (1, None), 3: [math.inf]}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn])
+def test_rarer_dtypes_have_a_checksum(path, dtype):
+    save_bundle(path, torch.zeros(3).to(dtype))
+    assert load_bundle(path).dtype == dtype
+
+
 # Damage.
 
 TREE = {"weights": torch.arange(12.0).reshape(3, 4), "count": 3, "name": "host", "steps": torch.arange(5), "rate": 0.1}
@@ -199,7 +212,7 @@ def content(path) -> bytes:
 
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF], ids=hex)
 @pytest.mark.parametrize("fraction", np.linspace(0, 1, 50).round(3).tolist())
-def test_a_flipped_byte_is_noticed(path, content, fraction, flip):
+def test_a_flipped_byte_is_detected(path, content, fraction, flip):
     damaged = bytearray(content)
     damaged[round(fraction * (len(content) - 1))] ^= flip
     path.write_bytes(damaged)
@@ -220,27 +233,27 @@ def test_a_header_that_still_makes_sense_is_not_trusted(path, content, old, new)
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, -100, -1])
 def test_a_truncated_file_is_refused(path, content, length):
     path.write_bytes(content[:length])
-    with pytest.raises(BundleError, match="use another checkpoint"):
+    with pytest.raises(BundleError, match="use another file"):
         load_bundle(path)
 
 
-def test_appended_bytes_are_noticed(path, content):
+def test_appended_bytes_are_detected(path, content):
     path.write_bytes(content + b"\0")
     with pytest.raises(BundleError):
         load_bundle(path)
 
 
 def test_a_missing_file_is_named(path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*state\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*state\.safetensors"):
         load_bundle(path)
 
 
 def test_a_directory_is_not_a_bundle(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileKindError, match="is a directory"):
         load_bundle(tmp_path)
 
 
-def test_a_safetensors_file_of_somebody_else_is_refused(path):
+def test_a_foreign_safetensors_file_is_refused(path):
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(BundleError, match="was not written by simic"):
         load_bundle(path)
@@ -270,7 +283,7 @@ def test_a_pickle_is_refused_without_being_run(path, tmp_path, write):
     with pytest.raises(BundleError):
         load_bundle(path)
     assert not marker.exists()
-    with open(path, "rb") as file:  # the bomb is live: whoever unpickles it sets it off
+    with open(path, "rb") as file:  # unpickling it does run code
         torch.load(file, weights_only=False) if write is torch.save else pickle.load(file)
     assert marker.exists()
 
@@ -315,12 +328,17 @@ def test_a_path_may_be_a_string(path):
     assert load_bundle(str(path)) == [1]
 
 
-# Files from somebody else.
+# Untrusted files.
 
 
 def rewritten(path: Path, document: str) -> None:
-    """A bundle with another tree, and the checksum that fits it."""
-    tree = {"format": "simic-bundle", "version": "1", "tree": document, "sha256": _digest(document, {})}
+    """Write a bundle without tensors whose tree is this text, with the correct checksum."""
+    tree = {
+        "format": "simic-bundle",
+        "version": "1",
+        "tree": document,
+        "sha256": hashlib.sha256(document.encode()).hexdigest(),
+    }
     path.write_bytes(save({}, tree))
 
 
@@ -335,7 +353,7 @@ def rewritten(path: Path, document: str) -> None:
 )
 def test_odd_trees_are_refused_in_one_line(tmp_path, document):
     rewritten(tmp_path / "odd", document)
-    with pytest.raises(BundleError, match=r"odd holds no state of simic's") as refused:
+    with pytest.raises(BundleError, match=r"odd holds no simic state") as refused:
         load_bundle(tmp_path / "odd")
     assert "\n" not in str(refused.value)
 
@@ -346,6 +364,13 @@ def test_a_header_larger_than_any_is_refused_unread(tmp_path):
         file.truncate(2**30)
     with pytest.raises(BundleError, match="its header has 94,371,840 bytes"):
         load_bundle(tmp_path / "odd")
+
+
+def test_a_header_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("simic.storage.bundle.MAX_HEADER_BYTES", 1000)
+    with pytest.raises(BundleError, match="1,000 are allowed: save less"):
+        save_bundle(tmp_path / "file", "x" * 1000)
+    assert not (tmp_path / "file").exists()
 
 
 def test_a_bundle_larger_than_the_caller_allows_is_refused(tmp_path):

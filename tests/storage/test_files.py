@@ -1,4 +1,4 @@
-"""Files that are replaced whole, never reached through links, and read within bounds."""
+"""Atomic replacement, no following of links, bounded reads."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def link(path: Path, target: Path) -> None:
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         before = os.getcwd()
-        os.chdir(path.parent)  # the address of a socket has little room
+        os.chdir(path.parent)  # a socket's address must be short
         try:
             server.bind(path.name)
         finally:
@@ -51,11 +51,11 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def odd(request, tmp_path) -> Path:
-    """Something that is no regular file, beside one that must stay as it is."""
-    (tmp_path / "target").write_text("the user's own")
+    """Something that is not a regular file, beside a file that must not change."""
+    (tmp_path / "target").write_text("the user's file")
     KINDS[request.param](tmp_path / "odd")
     yield tmp_path / "odd"
-    assert (tmp_path / "target").read_text() == "the user's own"
+    assert (tmp_path / "target").read_text() == "the user's file"
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -66,19 +66,26 @@ def test_only_regular_files_are_opened(odd, flags):
 
 
 def test_a_link_that_appears_after_the_check_is_not_followed(tmp_path, monkeypatch):
-    (tmp_path / "target").write_text("the user's own")
+    (tmp_path / "target").write_text("the user's file")
     link(tmp_path / "odd", tmp_path / "target")
-    monkeypatch.setattr("simic.storage.files.check_regular", lambda path: None)
+    monkeypatch.setattr("simic.storage.files._check_kind", lambda path, wanted, follow_links: None)
     with pytest.raises(OSError, match="symbolic links"):
         open_file(tmp_path / "odd", os.O_RDWR)
 
 
+def test_a_pipe_that_appears_after_the_check_is_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "odd")
+    monkeypatch.setattr("simic.storage.files._check_kind", lambda path, wanted, follow_links: None)
+    with pytest.raises(FileKindError, match="not a regular file any more"):
+        open_file(tmp_path / "odd", os.O_RDONLY)
+
+
 def test_what_is_changed_in_place_has_one_name(tmp_path):
-    (tmp_path / "target").write_text("the user's own")
+    (tmp_path / "target").write_text("the user's file")
     os.link(tmp_path / "target", tmp_path / "hard")
     with pytest.raises(FileKindError, match="hard link"):
         open_to_change(tmp_path / "hard")
-    assert read_file(tmp_path / "hard", max_bytes=99) == b"the user's own"
+    assert read_file(tmp_path / "hard", max_bytes=99) == b"the user's file"
     os.close(open_to_change(tmp_path / "new"))
     assert (tmp_path / "new").read_bytes() == b""
 
@@ -112,12 +119,12 @@ def _umask() -> int:
 
 
 def test_a_link_is_replaced_not_followed(tmp_path):
-    (tmp_path / "target").write_text("the user's own")
+    (tmp_path / "target").write_text("the user's file")
     link(tmp_path / "file", tmp_path / "target")
     write_file(tmp_path / "file", "new")
     assert not (tmp_path / "file").is_symlink()
     assert (tmp_path / "file").read_text() == "new"
-    assert (tmp_path / "target").read_text() == "the user's own"
+    assert (tmp_path / "target").read_text() == "the user's file"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")])
@@ -128,8 +135,8 @@ def test_pipes_directories_and_devices_are_not_replaced(make, tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_cannot_be_written_is_said_with_a_remedy(tmp_path):
-    with pytest.raises(OutputError, match=r"cannot write .*nowhere.*: make its directory first|make its directory"):
+def test_a_failed_write_is_reported_with_a_remedy(tmp_path):
+    with pytest.raises(OutputError, match=r"cannot write .*nowhere.*create its directory first"):
         write_file(tmp_path / "nowhere" / "file", "new")
 
 
@@ -145,7 +152,7 @@ files.write_file(Path(sys.argv[1]), "half")
 def test_only_what_a_dead_process_left_is_swept(tmp_path):
     own = [".notes.tmp", ".file.123.tmp", ".simic-notes.tmp", ".simic-0123456789abcdef.tmp.bak", "simic.tmp"]
     for name in own:
-        (tmp_path / name).write_text("the user's own")
+        (tmp_path / name).write_text("the user's file")
     died = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "file")], env=os.environ, check=False)
     assert died.returncode == 9
     (left,) = set(os.listdir(tmp_path)) - set(own)
@@ -168,7 +175,7 @@ def test_a_link_that_the_user_names_is_followed_to_a_regular_file(tmp_path):
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path):
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(FileSizeError, match=r"huge has 1,099,511,627,776 bytes or more, 1,000 are allowed"):
+    with pytest.raises(FileSizeError, match=r"huge has 1,099,511,627,776 bytes, 1,000 are allowed"):
         read_file(tmp_path / "huge", max_bytes=1000)
 
 

@@ -1,4 +1,4 @@
-"""Odd files are refused in one line that names the file, the place and the remedy; good ones are read as they are."""
+"""Invalid files are refused in one line that names the file, the place and the remedy; valid ones are read."""
 
 import json
 import os
@@ -12,10 +12,10 @@ ODD = {
     "nan": (b'{"a": {"b": [1, NaN]}}', "a.b.1 must be a finite number, got nan"),
     "infinity": (b'{"a": -Infinity}', "a must be a finite number, got -inf"),
     "overflow": (b'{"a": 1e999}', "a must be a finite number, got inf"),
-    "twice": (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' stands twice in one table"),
+    "twice": (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' occurs twice in one table"),
     "long name": (b'{"' + b"a" * 500 + b'": NaN}', r"aaa\.\.\. must be a finite number"),
     "escape": (rb'{"\u001b[2J": NaN}', r": \?\[2J must be a finite number"),
-    "long number": (b'{"a": 1' + b"0" * 5000 + b"}", "a whole number has 5001 digits, more than 40"),
+    "long number": (b'{"a": 1' + b"0" * 5000 + b"}", "an integer has 5001 digits, more than 40"),
     "deep": (b'{"a": ' * 65 + b"1" + b"}" * 65, "is nested more than 64 deep"),
     "very deep": (b"[" * 200_000 + b"]" * 200_000, "nests values more than 64 deep"),
     "surrogate": (rb'{"a": "\ud800"}', "a has text with half a character"),
@@ -35,7 +35,7 @@ def test_what_is_odd_is_refused_in_one_line(tmp_path, kind):
         read_json(path)
     said = str(caught.value)
     assert said.startswith(str(path))
-    assert said.endswith("; mend the file or write it anew")
+    assert said.endswith("; repair the file or write it again")
     assert "\n" not in said
     assert len(said) < 300
 
@@ -61,14 +61,14 @@ def test_a_byte_order_mark_is_no_fault(tmp_path):
 def test_size_is_bounded_before_anything_is_parsed(tmp_path):
     path = tmp_path / "large.json"
     path.write_bytes(b" " * 101)
-    with pytest.raises(JsonError, match="is larger than 100 bytes; fetch it again"):
+    with pytest.raises(JsonError, match=r"has 101 bytes, 100 are allowed.*; fetch it again"):
         read_json(path, max_bytes=100, remedy="fetch it again")
 
 
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null"), tmp_path):
-        with pytest.raises(JsonError, match="is not a regular file"):
+        with pytest.raises(JsonError, match="where simic needs a regular file"):
             read_json(path)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "missing")

@@ -331,7 +331,7 @@ def test_short_writes_are_continued(tmp_path, events, monkeypatch):
 
 
 def test_a_missing_directory_is_named(tmp_path):
-    with pytest.raises(OutputError, match=r"cannot write .*nowhere.*make its directory first"):
+    with pytest.raises(OutputError, match=r"cannot write .*nowhere.*create its directory first"):
         Recorder(tmp_path / "nowhere")
 
 

@@ -206,7 +206,7 @@ def test_numbers_of_nested_tables_get_one_name_each():
 def test_every_so_many_reports_a_checkpoint_is_kept(tmp_path, tiny_task, algorithm):
     settings: dict[str, Any] = {"imitation": {"passes": 4}, "iql": {"steps": 8}}
     assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, checkpoint_every=2, **settings) == 0
-    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["update_000002", "update_000004"]
+    assert [path.stem for path in sorted((tmp_path / "checkpoints").iterdir())] == ["update_000002", "update_000004"]
     assert "agent" in tiny_run.kept(tmp_path)
 
 

@@ -44,5 +44,5 @@ def test_a_resumed_run_is_traced_at_its_own_second_update(tmp_path, tiny_task):
 
 def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path, tiny_task):
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="a file stands where a directory is needed"):
+    with pytest.raises(OutputError, match="there is a file where a directory is needed"):
         profile(tmp_path / "run", tmp_path / "file" / "traces")

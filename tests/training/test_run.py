@@ -20,7 +20,7 @@ from simic.control.learned import LearnedController
 from simic.lifecycle.actions import HEADS, Op
 from simic.ppo.agent import DivergedError
 from simic.storage.bundle import BundleError, save_bundle
-from simic.storage.checkpoint import CheckpointError, list_checkpoints, read_manifest
+from simic.storage.checkpoint import CheckpointError, list_checkpoints, peek_checkpoint
 from simic.storage.run_directory import RunDirectory, RunExistsError
 from simic.telemetry import mirrors
 from simic.telemetry.anomalies import NAMES
@@ -41,7 +41,7 @@ from simic.training.build import build_run, make_agent, start_from
 from simic.training.episode_files import load_episodes
 from simic.training.run import Run
 from simic.training.start import start
-from simic.workers.pool import Fault
+from simic.workers.protocol import Fault
 
 JUDGED = {"warm_up": 1, "explained_variance": -20.0}
 """Judged from the second update on, though a critic that has seen a dozen decisions knows nothing yet."""
@@ -316,11 +316,11 @@ def test_a_run_leaves_its_settings_events_checkpoints_timings_and_controller(tmp
     (finished,) = tiny_run.told(tmp_path, RunFinished)
     assert (finished.update, finished.status, finished.exit_code) == (3, "done", 0)
     saved = tiny_run.told(tmp_path, CheckpointSaved)
-    assert [(event.update, event.path) for event in saved] == [(n, f"update_{n:06d}") for n in (1, 2, 3)]
+    assert [(event.update, event.path) for event in saved] == [(n, f"update_{n:06d}.safetensors") for n in (1, 2, 3)]
     scores = [event.metrics["score"] for event in tiny_run.told(tmp_path, Update)]
     assert [event.metric for event in saved] == scores
     best = 1 + max(range(3), key=lambda n: (scores[n], n))
-    assert {path.name for path in list_checkpoints(tmp_path / "checkpoints")} == {
+    assert {path.stem for path in list_checkpoints(tmp_path / "checkpoints")} == {
         f"update_{n:06d}" for n in {2, 3, best}
     }
     timings = tiny_run.told(tmp_path, PhaseTimings)
@@ -366,7 +366,7 @@ def test_a_run_that_is_resumed_equals_one_that_went_on(tmp_path, tiny_task):
     assert tiny_run.same(tiny_run.kept(tmp_path / "whole"), tiny_run.kept(tmp_path / "parts"))
     assert (tmp_path / "whole/events.jsonl").read_bytes() == (tmp_path / "parts/events.jsonl").read_bytes()
     starts = tiny_run.told(tmp_path / "parts", RunStarted)
-    assert [(event.update, event.resumed_from) for event in starts] == [(0, None), (2, "update_000002")]
+    assert [(event.update, event.resumed_from) for event in starts] == [(0, None), (2, "update_000002.safetensors")]
 
 
 @pytest.mark.slow
@@ -395,11 +395,11 @@ def test_what_is_usual_is_remembered_across_a_resume(tmp_path, tiny_task):
 def test_events_of_updates_that_are_lost_are_not_told_twice(tmp_path, tiny_task):
     tiny_run.play_run(tmp_path, updates=3)
     before = (tmp_path / "events.jsonl").read_bytes()
-    newest = tmp_path / "checkpoints/update_000003"
-    (newest / "state.json").write_text("{}")  # damaged: the one before is used
+    newest = tmp_path / "checkpoints/update_000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])  # damaged: the one before is used
     tiny_run.play_run(tmp_path, updates=3, resume=True)
     assert (tmp_path / "events.jsonl").read_bytes() == before
-    assert tiny_run.told(tmp_path, RunStarted)[-1].resumed_from == "update_000002"
+    assert tiny_run.told(tmp_path, RunStarted)[-1].resumed_from == "update_000002.safetensors"
     assert tiny_run.kept(tmp_path)["update"] == 3
 
 
@@ -502,7 +502,9 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_task):
     settings = json.loads((tmp_path / "config.json").read_text())
     settings["policy"]["hidden_size"] = 8
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError, match=r"policy\.hidden_size = 8, not 16 as update_000001 was made with"):
+    with pytest.raises(
+        CheckpointError, match=r"policy\.hidden_size = 8, not 16 as update_000001\.safetensors was made with"
+    ):
         tiny_run.play_run(tmp_path, updates=1, resume=True, policy={"hidden_size": 8})
 
 
@@ -675,7 +677,7 @@ def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_whole_update(
     plant = stop_in(phase, number, signal_number)
     got, _ = tiny_run.play_run(tmp_path, plant, updates=3, checkpoint_every=10)
     assert got == code
-    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [f"update_{done:06d}"]
+    assert [path.stem for path in list_checkpoints(tmp_path / "checkpoints")] == [f"update_{done:06d}"]
     (finished,) = tiny_run.told(tmp_path, RunFinished)
     name = signal.Signals(signal_number).name
     assert (finished.status, finished.exit_code, finished.update, finished.reason) == ("stopped", code, done, name)
@@ -724,7 +726,7 @@ def test_a_policy_that_a_step_broke_ends_with_3_and_the_last_good_weights_on_dis
     assert state["update"] == 1
     assert all(value.isfinite().all() for value in state["agent"]["network"].values())
     (path,) = list_checkpoints(tmp_path / "checkpoints")
-    assert read_manifest(path).metric == tiny_run.told(tmp_path, Update)[0].metrics["score"]
+    assert peek_checkpoint(path).metric == tiny_run.told(tmp_path, Update)[0].metrics["score"]
 
 
 def test_other_errors_are_not_hidden_and_let_go_of_everything(tmp_path, tiny_task):

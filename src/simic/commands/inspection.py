@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from simic.config import read_config
-from simic.storage.checkpoint import MANIFEST, best_checkpoint, list_checkpoints, read_manifest
+from simic.storage.checkpoint import best_checkpoint, is_checkpoint, list_checkpoints
 from simic.storage.printable import printable
 from simic.storage.run_directory import RunDirectory, list_runs
 from simic.telemetry.events import RunFinished, RunStarted, Update
@@ -139,7 +139,7 @@ def _update(checkpoint: Path) -> int:
 
 def inspect_path(path: Path) -> int:
     """Print what is at a path."""
-    if path.is_dir() and (path / MANIFEST).is_file():
+    if is_checkpoint(path):
         _print(_checkpoint(path))
     elif path.is_dir():
         _print(_run(RunDirectory(path)))
@@ -164,14 +164,14 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     from simic.control.learned import network_of
     from simic.storage.checkpoint import load_checkpoint
 
-    checkpoint, manifest = load_checkpoint(path), read_manifest(path)
+    checkpoint = load_checkpoint(path)
     return {
         "checkpoint": path.name,
         "update": checkpoint.update,
         "score": checkpoint.metric,
         "about": checkpoint.about,
         "parameters": _count(network_of(checkpoint.agent, path)),
-        "bytes": {name: file["size"] for name, file in manifest.files.items()},
+        "bytes": sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])),
         "whole": True,
     }
 

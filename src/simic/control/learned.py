@@ -30,6 +30,7 @@ from simic.policy.saved import (
     shown,
 )
 from simic.storage.bundle import BundleError, load_bundle
+from simic.storage.checkpoint import is_checkpoint, load_checkpoint
 
 MAX_BYTES = 2**28
 """Of a controller's file; the one that ships has 1.3 million."""
@@ -120,8 +121,8 @@ class SavedController(NamedTuple):
 
 
 def load_controller(path: str | Path) -> SavedController:
-    """The controller in a file that `PPOAgent.save` or `save_controller` wrote; anything else is refused."""
-    state = load_bundle(path, max_bytes=MAX_BYTES)
+    """The controller in a checkpoint, or in a file that `PPOAgent.save` or `save_controller` wrote."""
+    state = load_checkpoint(path).agent if is_checkpoint(path) else load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 
 
@@ -139,6 +140,8 @@ def load_pretrained() -> FactoredRecurrentActorCritic:
 
 def holds_controller(path: str | Path) -> bool:
     """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
+    if is_checkpoint(path):
+        return True
     if not Path(path).is_file():
         return False
     saved = load_bundle(path, max_bytes=MAX_BYTES)

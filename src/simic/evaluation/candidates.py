@@ -40,7 +40,7 @@ from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.policy.acting import choose
 from simic.policy.network import FactoredRecurrentActorCritic
-from simic.storage.checkpoint import MANIFEST, find_checkpoint, load_checkpoint
+from simic.storage.checkpoint import find_checkpoint, is_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.families import find_family
 from simic.tasks.task import Task, make_task
@@ -128,10 +128,8 @@ def _find_network(path: Path | None) -> FactoredRecurrentActorCritic:
     """From a saved controller, a checkpoint or a run; a run that is not done gives its newest checkpoint."""
     if path is None:
         return load_pretrained()
-    if path.is_file():
+    if path.is_file() or is_checkpoint(path):
         return load_network(path)
-    if (path / MANIFEST).is_file():
-        return network_of(load_checkpoint(path).agent, path)
     run = RunDirectory(path)
     if run.controller.is_file():
         return load_network(run.controller)

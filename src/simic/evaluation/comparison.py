@@ -28,7 +28,8 @@ from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
 from simic.training.episodes import Weights
-from simic.workers.pool import WorkerPool
+from simic.workers.build import make_pool
+from simic.workers.protocol import Pool
 
 DECISIVE = (
     *("control", "environment", "growth", "lifecycle", "policy", "rewards", "stacked", "tasks"),
@@ -103,7 +104,7 @@ class Comparison:
 
     def run(self, workers: int) -> dict[str, Any]:
         """Play what is not done yet: first who stands alone, then who derives from their episodes."""
-        pool, threads = WorkerPool(_timed_unit, workers), torch.get_num_threads()
+        pool, threads = make_pool(_timed_unit, workers=workers), torch.get_num_threads()
         torch.set_num_threads(1)  # as in workers: sums come in one order
         try:
             with self.reporter.shown():
@@ -121,7 +122,7 @@ class Comparison:
             for own in self.config.candidates
         }
 
-    def _play(self, pool: WorkerPool, candidates: Sequence[Candidate]) -> None:
+    def _play(self, pool: Pool, candidates: Sequence[Candidate]) -> None:
         waiting = []
         for task in self.config.named_tasks:
             for own in candidates:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from simic import pretrained
 from simic.registry import nearest
-from simic.storage.checkpoint import MANIFEST, list_checkpoints
+from simic.storage.checkpoint import is_checkpoint, list_checkpoints
 from simic.storage.run_directory import RunDirectory
 from simic.tasks import SPLITS, FamilyName, Split, TaskName
 from simic.tasks.files import FILES
@@ -199,7 +199,7 @@ def _find(name: str) -> Candidate:
     run = RunDirectory(path)
     if path.suffix == ".json" and path.is_file():
         return Candidate(label="", kind="plan", description=f"the fixed plan in {path}", path=path)
-    if path.is_file() or (path / MANIFEST).is_file() or run.controller.is_file() or list_checkpoints(run.checkpoints):
+    if path.is_file() or is_checkpoint(path) or run.controller.is_file() or list_checkpoints(run.checkpoints):
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
     if path.is_dir():
         raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
@@ -267,7 +267,7 @@ def _names_of(path: Path) -> list[str]:
     run, leaf = path, path.stem if path.is_file() else path.name
     if path.parent.name == RunDirectory(path).checkpoints.name:
         run = path.parent.parent
-        leaf = f"{run.name}-{path.name}"
+        leaf = f"{run.name}-{leaf}"
     elif path.name == RunDirectory(path).controller.name:
         run = path.parent
         leaf = run.name

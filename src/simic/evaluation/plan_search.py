@@ -23,7 +23,7 @@ from simic.evaluation.parsing import NamedTask, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.rewards.terms import POINTS
 from simic.training.progress import PatientConsole
-from simic.workers.pool import WorkerPool
+from simic.workers.build import make_pool
 
 KEEP = 1 / 3
 """Share of the plans that survive a rung."""
@@ -72,7 +72,7 @@ def search_plan(
         raise ValueError(f"--budget must be at least {least} for {len(alive)} plans in {rungs} rungs, got {budget}")
     scores: dict[Plan, list[float]] = {plan: [] for plan in alive}
     common = (EpisodeConfig(horizon=horizon, attribute_at_end=False), LifecycleConfig(incubation=incubation))
-    console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), WorkerPool(play_trial, workers)
+    console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), make_pool(play_trial, workers=workers)
     try:
         for rung in range(rungs):
             hosts = max(MIN_HOSTS, STACK // len(alive))

@@ -1,6 +1,13 @@
-"""One file for nested state: tensors as safetensors, the rest as JSON in its header. No pickle, written atomically.
+"""Bundles: nested state in one safetensors file, tensors as tensors, everything else as JSON in its header. No pickle.
 
-A tree is made of dicts, lists, tuples, numbers, strings, booleans, None, torch tensors and numpy arrays.
+A tree consists of dicts, lists, tuples, numbers, strings, booleans, None, torch tensors and numpy arrays. JSON marks
+what it cannot express, and safetensors stores the tensors under the names that the JSON text mentions:
+
+    {"step": (3, inf), "w": tensor}   ->   {"step": {"$tuple": [3, {"$float": "inf"}]}, "w": {"$tensor": "0"}}
+
+    file: header length (8 bytes) | header {"__metadata__": {format, sha256, tree, version}, "0": {dtype, ...}} | data
+
+torch is imported only to pack and to load tensors: `peek_bundle` serves commands that list runs.
 """
 
 from __future__ import annotations
@@ -8,155 +15,198 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
-from simic.storage.files import write_file
+from simic.storage.files import open_file, write_file
 from simic.storage.json_files import check_values, parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = "simic-bundle"
 VERSION = 1
 MAX_HEADER_BYTES = 2**25
-"""Of names, shapes and everything that is no tensor; 100,000 tensors take a third of it."""
+"""Names, shapes and everything that is not a tensor; 100,000 tensors take a third of it."""
+MAX_HEADER_VALUES = 5_000_000
+
+# The checksum covers dtypes as torch prints them; the header has safetensors' names.
+_DTYPES = {"BOOL": "bool", "BF16": "bfloat16", "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_DTYPES |= {
+    f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+_DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
 
 
 class BundleError(ValueError):
     """A file that cannot be read as a bundle."""
 
 
+class BundleVersionError(BundleError):
+    """A bundle of a version that this simic cannot read."""
+
+
 def save_bundle(path: str | Path, tree: Any) -> None:
-    """Write `tree` to `path`, the same tree as the same bytes. A crash leaves either the old file or the new one.
-
-    A symbolic link at `path` is replaced by the file; what it points to stays as it is.
-    """
-    document, tensors = pack_tree(tree)
-    metadata = {"format": FORMAT, "version": str(VERSION), "tree": document, "sha256": _digest(document, tensors)}
-    content = _in_order(save(tensors, metadata))
-    _check_header(Path(path), content[:8])
-    write_file(path, content)
+    """Write `tree` atomically; equal trees give equal bytes. A symbolic link at `path` is replaced, not followed."""
+    write_file(path, encode_bundle(tree))
 
 
-def _in_order(content: bytes) -> bytes:
-    """The same file with its metadata sorted; safetensors writes them in another order every time."""
-    start, end = 8, 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[start:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format asks for it
-    return len(text).to_bytes(8, "little") + text + content[end:]
+def encode_bundle(tree: Any) -> bytes:
+    """The content of a bundle file."""
+    from safetensors.torch import save
 
-
-def _check_header(path: Path, start: bytes) -> None:
-    """Raise if the header, whose size the first 8 bytes of a file tell, would take too much memory to read."""
-    size = int.from_bytes(start, "little")
-    if size > MAX_HEADER_BYTES:
+    document, tensors = _pack_tree(tree)
+    content = save(tensors)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:start]), content[start:]
+    checksum = _checksum(document, header, lambda begin, end: data[begin:end])
+    # Sorted, because safetensors itself writes metadata in random order.
+    metadata = {"format": FORMAT, "sha256": checksum, "tree": document, "version": str(VERSION)}
+    text = json.dumps({"__metadata__": metadata} | header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # alignment that safetensors requires
+    if len(text) > MAX_HEADER_BYTES:
         raise BundleError(
-            f"{path} is not a readable safetensors file: its header has {size:,} bytes, {MAX_HEADER_BYTES:,} may be"
+            f"the tree has {len(text):,} bytes besides its tensors, {MAX_HEADER_BYTES:,} are allowed: save less"
         )
+    return len(text).to_bytes(8, "little") + text + data
 
 
-def load_bundle(path: str | Path, *, max_bytes: int | None = None) -> Any:
-    """Read what `save_bundle` wrote; a damaged or foreign file, or one beyond `max_bytes`, raises BundleError."""
+def load_bundle(path: str | Path, *, max_bytes: int | None = None, follow_links: bool = True) -> Any:
+    """Read what `save_bundle` wrote. A damaged or foreign file, or one larger than `max_bytes`, raises BundleError."""
+    from safetensors import SafetensorError, safe_open
+
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    if max_bytes is not None and path.stat().st_size > max_bytes:
-        raise BundleError(
-            f"{path} has {path.stat().st_size:,} bytes, {max_bytes:,} are allowed: it holds something else"
-        )
-    with open(path, "rb") as file:
-        _check_header(path, file.read(8))
+    document = _read_document(path, max_bytes, follow_links)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, ValueError) as error:
-        raise BundleError(f"{path} is not a readable safetensors file ({error}); use another checkpoint") from None
-    if metadata.get("format") != FORMAT:
-        raise BundleError(f"{path} was not written by simic: its format is {metadata.get('format')!r}, not {FORMAT!r}")
-    if metadata.get("version") != str(VERSION):
-        raise BundleError(f"{path} has bundle version {metadata.get('version')}, this simic reads {VERSION}")
-    if metadata.get("sha256") != _digest(metadata.get("tree", ""), tensors):
-        raise BundleError(f"{path} is damaged: its content does not match its checksum; use another checkpoint")
-    try:
-        return unpack_tree(metadata["tree"], tensors)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise BundleError(f"{path} holds no state of simic's ({what}); use another file") from None
+        raise BundleError(f"{path} is not a readable safetensors file ({error}); use another file") from None
+    return _parse_tree(path, document, tensors)
 
 
-def pack_tree(tree: Any) -> tuple[str, dict[str, Tensor]]:
-    """The tree as JSON text, and copies on the CPU of the tensors that the text names."""
+def peek_bundle(path: str | Path, *, max_bytes: int | None = None, follow_links: bool = True) -> Any:
+    """The tree of a bundle with None for every tensor and array. The checksum is verified; torch is not imported."""
+    return _parse_tree(Path(path), _read_document(Path(path), max_bytes, follow_links), None)
+
+
+def unpack_tree(document: str, tensors: dict[str, Tensor] | None) -> Any:
+    """The tree of a JSON text, with these very tensors in it; with None instead of tensors if there are none."""
+
+    def unpack(value: Any) -> Any:
+        if isinstance(value, list):
+            return [unpack(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        match value:
+            case {"$tensor": name}:
+                return tensors[name] if tensors is not None else None
+            case {"$numpy": name}:
+                return tensors[name].numpy() if tensors is not None else None
+            case {"$float": text}:
+                return float(text)
+            case {"$tuple": items}:
+                return tuple(unpack(item) for item in items)
+            case {"$items": pairs}:
+                return {unpack(key): unpack(item) for key, item in pairs}
+        return {key: unpack(item) for key, item in value.items()}
+
+    return unpack(parse_json(document, "the tree"))
+
+
+def _pack_tree(tree: Any) -> tuple[str, dict[str, Tensor]]:
+    """The tree as JSON text, and CPU copies of the tensors that the text names. A shared tensor is stored once."""
+    import numpy as np
+    import torch
+
     tensors: dict[str, Tensor] = {}
-    packed = check_values(_pack(tree, "", tensors, {}), "the tree", remedy="save less")
-    return json.dumps(packed, allow_nan=False), tensors
+    seen: dict[tuple, str] = {}
+
+    def store(tensor: Tensor) -> str:
+        # A copy: safetensors refuses tensors that share memory or are not contiguous.
+        tensors[name := str(len(tensors))] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return name
+
+    def pack(value: Any, where: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            identity = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, str(value.device))
+            if value.numel() == 0 or identity not in seen:
+                seen[identity] = store(value)
+            return {"$tensor": seen[identity]}
+        if isinstance(value, np.ndarray):
+            return {"$numpy": store(torch.from_numpy(np.array(value, order="C")))}
+        if isinstance(value, np.generic):
+            return pack(value.item(), where)
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"$float": str(value)}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            items = [pack(item, f"{where}/{index}") for index, item in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple": items}
+        if isinstance(value, dict):
+            plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+            packed = [(key, pack(item, f"{where}/{key}")) for key, item in value.items()]
+            return dict(packed) if plain else {"$items": [[pack(key, where), item] for key, item in packed]}
+        raise TypeError(f"cannot save {where or 'the tree'}: {type(value).__name__} is neither tensor, array nor JSON")
+
+    return json.dumps(check_values(pack(tree, ""), "the tree", remedy="save less"), allow_nan=False), tensors
 
 
-def unpack_tree(document: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree that `pack_tree` took apart; it holds these very tensors."""
-    return _unpack(parse_json(document, "the tree"), tensors)
+def _read_document(path: Path, max_bytes: int | None, follow_links: bool) -> str:
+    """The JSON text of a bundle whose checksum is correct."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    with open(open_file(path, os.O_RDONLY, follow_links=follow_links), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise BundleError(f"{path} has {size:,} bytes, {max_bytes:,} are allowed: it is not the expected file")
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:  # parsing takes several times as much memory
+            raise BundleError(
+                f"{path} is not a readable safetensors file: its header has {length:,} bytes, {MAX_HEADER_BYTES:,} are "
+                "allowed; use another file"
+            )
+
+        def read(begin: int, end: int) -> bytes:
+            file.seek(8 + length + begin)
+            return file.read(end - begin)
+
+        try:
+            header = parse_json(file.read(length), "its header", max_values=MAX_HEADER_VALUES)
+            metadata = header.pop("__metadata__", {})
+            if metadata.get("format") != FORMAT:
+                found = metadata.get("format")
+                raise BundleError(f"{path} was not written by simic: its format is {found!r}, not {FORMAT!r}")
+            if metadata.get("version") != str(VERSION):
+                found = metadata.get("version")
+                raise BundleVersionError(f"{path} has bundle version {found}, this simic reads {VERSION}")
+            # Tensors fill the data section without overlap: a hostile header cannot make us read the same bytes often.
+            spans = sorted(entry["data_offsets"] for entry in header.values())
+            ends = [0, *(end for _, end in spans)]
+            fits = [begin for begin, _ in spans] == ends[:-1] and ends == sorted(ends) and ends[-1] == size - 8 - length
+            if not fits or metadata["sha256"] != _checksum(metadata["tree"], header, read):
+                raise BundleError(f"{path} is damaged: its content does not match its checksum; use another file")
+            return metadata["tree"]
+        except BundleError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise BundleError(f"{path} is not a readable safetensors file ({error}); use another file") from None
 
 
-def _digest(document: str, tensors: dict[str, Tensor]) -> str:
+def _checksum(document: str, header: dict[str, Any], read: Callable[[int, int], bytes]) -> str:
+    """SHA-256 of the JSON text and of every tensor's name, dtype, shape and bytes, in the order of their names."""
     digest = hashlib.sha256(document.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    for name, entry in sorted(header.items()):
+        digest.update(f"{name} torch.{_DTYPES[entry['dtype']]} {tuple(entry['shape'])}".encode())
+        digest.update(read(*entry["data_offsets"]))
     return digest.hexdigest()
 
 
-def _pack(value: Any, where: str, tensors: dict[str, Tensor], seen: dict[tuple, str]) -> Any:
-    """JSON with markers `{"$kind": ...}` for what JSON has not; tensors go to `tensors`, shared ones once."""
-    if isinstance(value, Tensor):
-        identity = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, str(value.device))
-        if value.numel() == 0 or identity not in seen:
-            seen[identity] = _store(value, tensors)
-        return {"$tensor": seen[identity]}
-    if isinstance(value, np.ndarray):
-        return {"$numpy": _store(torch.from_numpy(np.array(value, order="C")), tensors)}
-    if isinstance(value, np.generic):
-        return _pack(value.item(), where, tensors, seen)
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": str(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        items = [_pack(item, f"{where}/{index}", tensors, seen) for index, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, dict):
-        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        packed = [(key, _pack(item, f"{where}/{key}", tensors, seen)) for key, item in value.items()]
-        return dict(packed) if plain else {"$items": [[_pack(k, where, tensors, seen), v] for k, v in packed]}
-    raise TypeError(f"cannot save {where or 'the tree'}: {type(value).__name__} is neither tensor, array nor JSON")
-
-
-def _store(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    # A copy on the CPU: safetensors refuses tensors that share memory or are not contiguous.
-    name = str(len(tensors))
-    tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return name
-
-
-def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"$tensor": name}:
-            return tensors[name]
-        case {"$numpy": name}:
-            return tensors[name].numpy()
-        case {"$float": text}:
-            return float(text)
-        case {"$tuple": items}:
-            return tuple(_unpack(item, tensors) for item in items)
-        case {"$items": pairs}:
-            return {_unpack(key, tensors): _unpack(item, tensors) for key, item in pairs}
-    return {key: _unpack(item, tensors) for key, item in value.items()}
+def _parse_tree(path: Path, document: str, tensors: dict[str, Tensor] | None) -> Any:
+    try:
+        return unpack_tree(document, tensors)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{path} holds no simic state ({type(error).__name__}: {error}); use another file") from None

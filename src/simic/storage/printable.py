@@ -1,16 +1,16 @@
-"""Text from files, as a terminal may show it: file and slot names, settings and messages can come from anybody."""
+"""Make untrusted text (file and slot names, settings, messages) safe to print to a terminal."""
 
 from __future__ import annotations
 
 MAX_CHARACTERS = 2_000
-"""Characters of one message; more would hide what stands before it."""
+"""Longer messages would hide what was printed before."""
 
 
 def printable(text: object, max_characters: int = MAX_CHARACTERS) -> str:
-    """One line of visible characters: white space becomes a space, everything else that is not printed an escape.
+    """One line of visible characters: white space becomes a space, other unprintable characters become escapes.
 
-    Control characters move the cursor or change the terminal's title, bidirectional overrides let text read other
-    than it is. For rich, pass the result with `markup=False` or through `rich.markup.escape`.
+    Control characters move the cursor or change the terminal's title, bidirectional overrides change how text reads.
+    For rich, pass the result with `markup=False` or through `rich.markup.escape`.
     """
     line = str(text)
     if len(line) > max_characters:

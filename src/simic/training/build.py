@@ -31,7 +31,6 @@ from simic.storage.checkpoint import (
     discard_newer,
     find_checkpoint,
     list_checkpoints,
-    sweep,
 )
 from simic.storage.files import sweep_temporary, write_file
 from simic.storage.run_directory import RunDirectory
@@ -44,7 +43,7 @@ from simic.training.preflight import no_device
 from simic.training.progress import Progress
 from simic.training.run import Run
 from simic.training.used_settings import trains_hosts
-from simic.workers.pool import WorkerPool
+from simic.workers.build import make_pool
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
@@ -72,7 +71,7 @@ def build_run(
         directory=directory,
         agent=agent,
         setup=setup,
-        pool=WorkerPool(play_group, config.workers),
+        pool=make_pool(play_group, workers=config.workers),
         recorder=Recorder(
             directory.path,
             config.level,
@@ -178,8 +177,7 @@ def _take_up(
     config: RunConfig, directory: RunDirectory, resume: bool, say: Callable[[str], None]
 ) -> tuple[RunConfig, Checkpoint | None]:
     """The config to go by and the checkpoint to go on from, if the directory holds a run."""
-    sweep(directory.checkpoints)
-    for path in (directory.path, directory.episodes):
+    for path in (directory.path, directory.checkpoints, directory.episodes):
         sweep_temporary(path)
     if not directory.config.is_file():
         if list_checkpoints(directory.checkpoints):

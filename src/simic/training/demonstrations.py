@@ -35,7 +35,7 @@ from simic.training.episode_files import load_episodes, save_episodes
 from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
 from simic.training.profiler import profiled_steps
 from simic.training.progress import Progress
-from simic.workers.pool import WorkerPool
+from simic.workers.build import make_pool
 from simic.workers.signals import Stopped, StopSignals
 
 LEARNERS: dict[str, Callable[..., Any]] = {"imitation": imitate, "iql": learn_offline}
@@ -147,7 +147,7 @@ def _fresh(
 ) -> Sequence[Rollout]:
     """Episodes that somebody plays now, as many as PPO would try."""
     make_controller(player)  # one that does not fit is refused here, before workers start
-    pool, setup, rollouts = WorkerPool(play_fresh, config.workers), make_setup(config), []
+    pool, setup, rollouts = make_pool(play_fresh, workers=config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
             played = pool.run((setup, player), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))

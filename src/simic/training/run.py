@@ -33,7 +33,7 @@ from simic.training.episode_files import save_episodes
 from simic.training.episodes import GroupSetup, Played, Weights, against_twins, group_jobs, to_rollout
 from simic.training.progress import Progress
 from simic.training.statistics import episode_figures
-from simic.workers.pool import WorkerPool
+from simic.workers.protocol import Pool
 from simic.workers.signals import StopSignals
 
 
@@ -44,7 +44,7 @@ class Run:
     directory: RunDirectory
     agent: PPOAgent
     setup: GroupSetup
-    pool: WorkerPool
+    pool: Pool
     recorder: Recorder
     detector: AnomalyDetector
     progress: Progress

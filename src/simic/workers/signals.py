@@ -1,18 +1,18 @@
-"""Stopping by signal: the first one ends the run at the next safe moment, the second kills."""
+"""Stop signals: the first SIGINT or SIGTERM ends a run at the next safe point, the second kills the process."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """The run was asked to stop. Raised wherever it stands, unless it is in a region that must be finished."""
+    """Raised by a stop signal, immediately or at the end of a `held` region. No `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -20,28 +20,40 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it."""
+        """128 + the signal number, the convention of shells."""
         return 128 + self.number
 
 
 @contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Handle signals that come meanwhile afterwards, whichever thread the kernel gives them to.
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle stop signals with `handler`, then restore the previous handlers.
 
-    Blocking them in this thread is not enough: where a library has threads of its own, one of those receives the
-    signal, and Python still runs the handler here.
+    Python delivers signals to the main thread only: other threads leave them to the program around them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS}
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Handle signals that arrive in this block after it, whichever thread receives them.
+
+    Blocking them in this thread is not enough: a thread of a library may receive the signal, and Python still runs the
+    handler in the main thread.
+    """
+    arrived: list[int] = []
+    try:
+        with _handling(lambda number, frame: arrived.append(number)):
+            yield
+    finally:
+        for number in arrived[:1]:
             signal.raise_signal(number)
 
 
@@ -51,25 +63,13 @@ class StopSignals:
     def __init__(self) -> None:
         self._holding, self._pending = 0, 0
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """While this lasts signals raise; afterwards they do what they did before.
-
-        Python hands signals to the main thread alone: a run in another thread leaves them to the program around it.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def watched(self) -> AbstractContextManager[None]:
+        """Signals raise `Stopped` in this block; the previous handlers are restored after it."""
+        return _handling(self._receive)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A region that must be finished: a signal that comes in it raises at its end."""
+        """A block that must be completed: a signal that arrives in it raises at its end."""
         self._holding += 1
         try:
             yield
@@ -80,8 +80,8 @@ class StopSignals:
             raise Stopped(number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        for other in SIGNALS:  # the next one kills
+        for other in SIGNALS:  # the next signal kills
             signal.signal(other, signal.SIG_DFL)
-        self._pending = number  # also if it raises now: Python drops what is raised while an object is finalised
+        self._pending = number  # kept in any case: Python ignores exceptions that are raised in finalizers
         if not self._holding:
             raise Stopped(number)
