@@ -46,7 +46,7 @@ PLACES = {
     "validation": ("simic.environment.host_trainings:HostTrainings._attribute", DECISIONS + 3, 1),
     "statistics": ("simic.training.run:episode_figures", 3, 2),
     "recording episodes": ("simic.training.run:save_episodes", 3, 2),
-    "scales are learned": ("simic.ppo.agent:PPOAgent._anchor", 2, 1),
+    "scales are learned": ("simic.ppo.agent:PPOAgent.prepare_batch", 2, 1),
     "between gradient steps": ("simic.ppo.agent:PPOAgent._step", STEPS + 2, 1),
     "gradient steps are done": ("simic.ppo.agent:PPOAgent._metrics", 3, 2),
     "telling": ("simic.training.run:Update", 2, 2),
@@ -104,7 +104,7 @@ def test_a_second_signal_kills(second, trial, unharmed):
 
 def test_a_stop_that_gets_lost_is_not_forgotten(trial, unharmed):
     """Python drops what is raised while an object is finalised."""
-    code = run_to_end(trial, Strike("simic.ppo.agent:PPOAgent._too_far", 2, TERM, swallowed=True))
+    code = run_to_end(trial, Strike("simic.ppo.schedule:Schedule.should_stop", 2, TERM, swallowed=True))
     assert code == 128 + TERM, trial.told
     assert_checkpoint_of(trial, 1, unharmed)
     trial.log.unlink()  # Python says on its own what it dropped

@@ -15,11 +15,12 @@ from simic.control.facts import FIGURES, Facts
 from simic.control.learned import make_network, network_input, row_masks
 from simic.control.legality import legal_masks
 from simic.control.observation import observe
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import SlotState, execute, tick
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.config import PolicyConfig
-from simic.policy.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from simic.policy.network import FactoredRecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.ppo.rollout import Rollout
@@ -98,7 +99,11 @@ def flat_agent(policy: dict | None = None, *, rng_seed: int = 0, head_sizes=HEAD
 def play(agent: PPOAgent, steps: int = 24, envs: int = 4, *, slots: int = 3, seed: int = 0, resets: float = 0.1):
     """A rollout of `agent`, factored or flat: some episodes end inside, the last ones are cut off."""
     factored = isinstance(agent.plain, FactoredRecurrentActorCritic)
-    hosts = RandomHosts(envs, slots, seed=seed) if factored else Noise(envs, agent.plain.head_sizes, seed)
+    hosts = (
+        RandomHosts(envs, slots, seed=seed)
+        if factored
+        else Noise(envs, tuple(agent.plain.fixed_head_sizes.values()), seed)
+    )
     rng, first, state = np.random.default_rng([seed, 1]), np.ones(envs, dtype=bool), agent.initial_state(envs)
     names = ("mask", "action", "reward", "terminated", "truncated", "first", "contribution", "log_prob")
     kept: dict[str, list] = {name: [] for name in names}

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
+from simic.policy.config import PolicyConfig
+from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic
 from simic.ppo.agent import DivergedError, PPOAgent
-from simic.ppo.config import PPOConfig
-from simic.ppo.imitation import ImitationConfig, follows, imitate, monte_carlo
+from simic.ppo.config import ImitationConfig, PPOConfig
+from simic.ppo.demonstrations import has_next_step, monte_carlo_returns
+from simic.ppo.imitation import imitate
 from simic.ppo.rollout import Rollout
 
 SMALL = PolicyConfig(hidden_size=32, encoding_size=16)
@@ -71,7 +74,7 @@ def growth(rng, num_envs, steps=6, num_slots=3, num_blueprints=2) -> Rollout:
     slot = np.where(op == Op.GERMINATE, largest, np.where(usable, feature, np.inf).argmin(-1))
     offered = np.take_along_axis(offers[..., 0], slot[..., None, None], 2)[:, :, 0]
     choices = {"op": op, "slot": slot, "blueprint": offered.argmax(-1), "tempo": 1 + (base[..., 1] > 0)}
-    action = np.stack([choices.get(head, np.zeros_like(op)) for head in HEADS], -1) * GROWTH_TREE.matters[op]
+    action = np.stack([choices.get(head, np.zeros_like(op)) for head in HEADS], -1) * GROWTH_TREE.head_used[op]
     parts = {"base": base, "slots": slots, "blueprints": offers}
     seen = {part: torch.from_numpy(values.astype(np.float32)) for part, values in parts.items()}
     return record(seen, torch.from_numpy(action), torch.from_numpy(mask))
@@ -107,14 +110,18 @@ def sketch(**given) -> Rollout:
 
 
 def test_what_follows_by_hand():
-    assert follows(sketch()).int().tolist() == [[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
+    assert has_next_step(sketch()).int().tolist() == [[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
     # A terminal is an end also if nobody marked the beginning after it; where a cut one goes on in the record, it does.
-    assert follows(sketch(first=[[0] * 6] * 3)).int().tolist() == [[1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0], [0] * 6]
+    assert has_next_step(sketch(first=[[0] * 6] * 3)).int().tolist() == [
+        [1, 0, 1, 1, 1, 0],
+        [1, 1, 0, 1, 1, 0],
+        [0] * 6,
+    ]
 
 
 def test_returns_by_hand():
     """Discount 1/2; a return is known where the end of its episode is on record."""
-    returns, known = monte_carlo(sketch(), gamma=0.5)
+    returns, known = monte_carlo_returns(sketch(), gamma=0.5)
     expected = torch.tensor([[3.0, 1, 2, 3, 1, 1], [4, 4, 2, 4, 4, 2], [4, 4, 4, 4, 4, 4]])
     assert torch.equal(returns, expected)
     assert known.int().tolist() == [[1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 1, 0], [1, 0, 0, 0, 1, 1]]

@@ -89,11 +89,11 @@ def growth_network(run: Run) -> Any:
 
 
 def plant_large_steps(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(0.05))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(0.05))
 
 
 def plant_huge_step(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(0.3))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(0.3))
 
 
 def plant_rubbish_critic(run: Run) -> None:
@@ -125,7 +125,7 @@ def plant_nan_gradient(run: Run) -> None:
 
 
 def plant_overflowing_step(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(1e30))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(1e30))
 
 
 def plant_nan_memory(run: Run) -> None:
@@ -245,7 +245,7 @@ def test_a_few_decisions_that_moved_far_are_no_anomaly(tmp_path, tiny_task):
     """One of 160 has an absurd ratio; two do in the second update."""
 
     def plant(run: Run) -> None:
-        learn = run.agent._anchor
+        learn = run.agent.prepare_batch
 
         def anchor(rollout):
             batch, figures = learn(rollout)
@@ -253,7 +253,7 @@ def test_a_few_decisions_that_moved_far_are_no_anomaly(tmp_path, tiny_task):
                 batch.log_prob[step, env, 0] -= 2.0
             return batch, figures
 
-        run.agent._anchor = anchor  # pyright: ignore[reportAttributeAccessIssue]
+        run.agent.prepare_batch = anchor  # pyright: ignore[reportAttributeAccessIssue]
 
     settings = {"group_size": 16, "episode": {"horizon": 10}, "thresholds": JUDGED, "ppo": {"target_kl": None}}
     tiny_run.play_run(tmp_path, plant, **settings)

@@ -16,7 +16,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from simic.policy.network import PolicyConfig, RecurrentActorCritic
+from simic.gymnasium.flat_network import RecurrentActorCritic
+from simic.policy.config import PolicyConfig
 from simic.ppo.agent import PPOAgent
 from simic.ppo.rollout import Rollout
 
@@ -206,7 +207,7 @@ def _plain_view(envs: VectorEnv, agent: PPOAgent) -> BoxView:
     """How the environments look without a view of the caller's; an agent made for others is refused."""
     view = BoxView(envs.single_observation_space, envs.single_action_space)
     network = agent.plain
-    heads = list(network.head_sizes) if isinstance(network, RecurrentActorCritic) else view.head_sizes
+    heads = list(network.fixed_head_sizes.values())
     for what, made, shown in (
         ("observations", network.sizes, {"base": view.observation_size}),
         ("action heads", heads, view.head_sizes),
