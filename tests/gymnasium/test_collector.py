@@ -285,7 +285,7 @@ def test_spaces_that_do_not_fit_are_refused(observation, action, message):
 
 def test_environments_that_do_not_begin_anew_are_refused():
     envs = SyncVectorEnv([Counting], autoreset_mode=AutoresetMode.DISABLED)
-    with pytest.raises(ValueError, match=r"begin a new episode by themselves.*SAME_STEP"):
+    with pytest.raises(ValueError, match=r"must reset automatically.*SAME_STEP"):
         Collector(envs, PPOAgent(make_network(envs)), 4)
 
 
