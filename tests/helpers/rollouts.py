@@ -179,3 +179,33 @@ def stir(agent: PPOAgent, amount: float = 0.3) -> PPOAgent:
             # Operations that are legal rarely should not be rare.
             agent.plain.op.bias.copy_(torch.tensor([0.0, 0.0, 1.0, 0.5, 4.0, 2.5]))
     return agent
+
+
+AGENTS = {"factored": growth_agent, "flat": flat_agent}
+
+
+def played(kind: str = "factored", steps: int = 40, envs: int = 6, **config):
+    """An agent after a first rollout, the batch of a second, its entropy weights and its log-probabilities."""
+    agent = stir(AGENTS[kind](**config))
+    agent.update_scales(play(agent, 5, 3, seed=9)[0])
+    rollout, acted = play(agent, steps, envs)
+    batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
+    return agent, batch, agent.entropy_weights(statistics.head_entropy), acted
+
+
+def recorded(observation, action, mask, **given) -> Rollout:
+    """Episodes of T steps that end in a terminal, without reward, unless given."""
+    steps, num_envs = action.shape[:2]
+    no = torch.zeros(steps, num_envs, dtype=torch.bool)
+    first, last = no.clone(), no.clone()
+    first[0], last[-1] = True, True
+    parts = {
+        "reward": torch.zeros(steps, num_envs),
+        "terminated": last,
+        "truncated": no,
+        "next_value": torch.zeros(steps, num_envs),
+        "first": first,
+        "valid": ~no,
+        "state": torch.zeros(num_envs, 1),  # of whoever acted
+    }
+    return Rollout(observation=observation, action=action, mask=mask, **(parts | given))

@@ -277,14 +277,6 @@ def test_head_parameters_are_complete():
             assert of.get(id(parameter)) in reached[name], name
 
 
-def test_flat_head_parameters():
-    network = RecurrentActorCritic(BASE, [3, 2], SMALL)
-    assert {head: [tuple(p.shape) for p in own] for head, own in network.head_parameters().items()} == {
-        "action_0": [(3, 8), (3,)],
-        "action_1": [(2, 8), (2,)],
-    }
-
-
 def test_the_value_knows_nothing_of_the_action():
     """V(s): no head, and no gradient from the value to any of them."""
     network = make_network()

@@ -13,10 +13,8 @@ from simic.lifecycle.actions import HEADS, Op
 from simic.policy.masked_categorical import MaskedCategorical
 from simic.ppo import losses
 from simic.ppo.agent import DivergedError
-from simic.ppo.config import PPOConfig
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.objective import mean_weights, ppo_terms
-from simic.ppo.optimizer import make_optimizer
 
 ONE_STEP = {"ppo_epochs": 1, "num_minibatches": 1}
 UNSCALED = {"scale_rewards": False, "normalize_values": False}
@@ -28,21 +26,6 @@ def parameters(agent) -> dict[str, torch.Tensor]:
 
 def same(one, other) -> bool:
     return one.keys() == other.keys() and all((value == other[name]).all() for name, value in one.items())
-
-
-def watch_steps(agent) -> list[dict[str, torch.Tensor]]:
-    """The gradients that the optimizer gets, one entry per step, filled as they come."""
-    seen = []
-
-    def look(*_):
-        seen.append({name: p.grad.clone() for name, p in agent.plain.named_parameters() if p.grad is not None})
-
-    agent.optimizer.register_step_pre_hook(look)
-    return seen
-
-
-def norm_of(gradients) -> float:
-    return math.sqrt(sum((gradient.double() ** 2).sum().item() for gradient in gradients))
 
 
 # Acting.
@@ -174,85 +157,6 @@ def test_values_learn_their_units_from_valid_steps_only():
 
 
 # Advantages.
-
-
-def known_values(agent, value):
-    """Make the critic say `value` everywhere."""
-    with torch.no_grad():
-        agent.plain.critic[-1].weight.zero_()
-        agent.plain.critic[-1].bias.fill_(value)
-
-
-def test_advantages_of_a_rollout_by_hand():
-    """Values are 2, gamma = lambda = 1/2, rewards 1: a terminal, a truncation and an open middle.
-
-    Errors: 1 + 2/2 - 2 = 0 in the middle, 1 - 2 = -1 at the terminal, 1 + 6/2 - 2 = 2 where 6 follows the cut.
-    """
-    agent = flat_agent(gamma=0.5, gae_lambda=0.5, **UNSCALED)
-    known_values(agent, 2.0)
-    rollout, _ = play(agent, 4, 1, resets=0.0)
-    flags = torch.tensor([[False], [True], [False], [False]])
-    rollout = replace(
-        rollout,
-        reward=torch.ones(4, 1),
-        terminated=flags,
-        first=torch.tensor([[True], [False], [True], [False]]),
-        truncated=torch.tensor([[False], [False], [False], [True]]),
-        next_value=torch.tensor([[0.0], [0.0], [0.0], [6.0]]),
-    )
-    batch, _ = agent.prepare_batch(rollout)
-    raw = (batch.target - batch.value)[:, 0].tolist()
-    assert raw == pytest.approx([0 + 0.25 * -1, -1, 0 + 0.25 * 2, 2])
-
-
-def test_what_is_not_valid_ends_an_episode():
-    """A step that only resets carries nothing over, and its own reward and value do not count."""
-    agent = flat_agent(gamma=0.5, gae_lambda=0.5, **UNSCALED)
-    known_values(agent, 2.0)
-    rollout, _ = play(agent, 4, 1, resets=0.0)
-    rollout = replace(
-        rollout,
-        reward=torch.tensor([[1.0], [1.0], [77.0], [1.0]]),
-        truncated=torch.tensor([[False], [True], [False], [True]]),
-        next_value=torch.tensor([[0.0], [6.0], [0.0], [0.0]]),
-        valid=torch.tensor([[True], [True], [False], [True]]),
-        first=torch.tensor([[True], [False], [False], [True]]),
-    )
-    batch, _ = agent.prepare_batch(rollout)
-    raw = (batch.target - batch.value)[:, 0].tolist()
-    assert [raw[0], raw[1], raw[3]] == pytest.approx([0 + 0.25 * 2, 2, -1])
-    assert batch.free[:, 0].tolist() == [*(rollout.mask[:2, 0].sum(-1) > 1).any(-1).tolist(), False, batch.free[3, 0]]
-
-
-def test_advantages_are_normalised_once_over_free_decisions():
-    agent = stir(growth_agent())
-    rollout, _ = play(agent, 40, 6)
-    batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
-    assert (~batch.free).any()
-    chosen = batch.advantage[batch.free]
-    assert chosen.mean().item() == pytest.approx(0.0, abs=1e-5)
-    assert chosen.std(correction=0).item() == pytest.approx(1.0, abs=1e-4)
-    raw = (batch.target - batch.value)[batch.free]
-    assert statistics.advantage_mean.item() == pytest.approx(raw.mean().item(), abs=1e-5)
-    assert statistics.advantage_std.item() == pytest.approx(raw.std(correction=0).item(), abs=1e-5)
-    assert statistics.normalized_advantage_mean.item() == pytest.approx(0.0, abs=1e-5)
-    assert statistics.normalized_advantage_std.item() == pytest.approx(1.0, abs=1e-4)
-    assert statistics.forced_share.item() == pytest.approx(1 - batch.free.float().mean().item(), abs=1e-5)
-
-
-def test_fresh_advantages_of_an_unchanged_network_are_the_old_ones():
-    """Also after the critic's units changed; and not once the network has changed."""
-    agent = stir(flat_agent())
-    rollout, _ = play(agent, 20, 3)
-    batch, _ = agent.prepare_batch(agent.update_scales(rollout))
-    agent.value_scale.pop_art_update(batch.target, rollout.valid, agent.plain.critic)
-    fresh = agent.refresh_advantages(batch)
-    assert torch.allclose(fresh.advantage, batch.advantage, atol=1e-4)
-    assert torch.allclose(fresh.target, batch.target, atol=1e-4)
-    known_values(agent, 3.0)
-    changed = agent.refresh_advantages(batch)
-    assert not torch.allclose(changed.advantage, batch.advantage, atol=1e-2)
-    assert (changed.log_prob == batch.log_prob).all()
 
 
 def test_advantages_are_recomputed_only_if_asked():
@@ -442,74 +346,6 @@ def test_linear_schedules_reach_their_end():
     assert agent.entropy_weights(statistics.head_entropy).tolist() == [0.0, 0.0]
     agent.update_count = 1
     assert agent.entropy_weights(statistics.head_entropy).sum().item() == pytest.approx(0.15)
-
-
-# The optimizer.
-
-
-def test_weight_decay_touches_the_critic_only():
-    """Two agents that differ in it: after one step their critics differ by rate x decay x weight, nothing else does."""
-    rate, decay = 0.01, 0.5
-    plain, decaying = (stir(flat_agent(learning_rate=rate, critic_weight_decay=d, **ONE_STEP)) for d in (0.0, decay))
-    rollout, _ = play(plain, 10, 3)
-    plain.value_scale.decay = decaying.value_scale.decay = 0.5
-    for agent in (plain, decaying):
-        agent.update(rollout)
-    reference = stir(flat_agent(**ONE_STEP))
-    batch, _ = reference.prepare_batch(reference.update_scales(rollout))
-    reference.value_scale.pop_art_update(batch.target, rollout.valid, reference.plain.critic)  # before the step
-    started = parameters(reference)
-    for name, value in parameters(plain).items():
-        difference = value - parameters(decaying)[name]
-        expected = rate * decay * started[name] if name.startswith("critic.") else torch.zeros(1)
-        assert torch.allclose(difference, expected.expand_as(difference), atol=1e-6), name
-    assert any(name.startswith("critic.") for name in started)
-
-
-def test_the_optimizer_is_made_of_the_config():
-    agent = flat_agent()
-    optimizer = make_optimizer(agent.plain, PPOConfig(adam_epsilon=1e-3, learning_rate=0.2, critic_weight_decay=0.1))
-    assert [(g["weight_decay"], g["eps"], g["lr"]) for g in optimizer.param_groups] == [
-        (0, 1e-3, 0.2),
-        (0.1, 1e-3, 0.2),
-    ]
-    assert [(g["foreach"], g["fused"]) for g in optimizer.param_groups] == [(True, False)] * 2
-    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in agent.plain.parameters())
-
-
-def test_gradients_are_clipped_as_a_whole_and_norms_recorded_before():
-    free, held = (stir(growth_agent(max_gradient_norm=limit, **ONE_STEP)) for limit in (1e9, 0.01))
-    rollout, _ = play(free, 12, 4)
-    seen = [watch_steps(agent) for agent in (free, held)]
-    metrics = [agent.update(rollout) for agent in (free, held)]
-    true_norm = norm_of(seen[0][0].values())
-    assert true_norm > 0.02
-    assert norm_of(seen[1][0].values()) == pytest.approx(0.01, rel=1e-3)
-    for name, gradient in seen[0][0].items():
-        assert torch.allclose(seen[1][0][name], gradient * 0.01 / true_norm, atol=1e-6)
-    for record in metrics:
-        assert record.gradient_norm == pytest.approx(true_norm, rel=1e-4)
-    names = {id(p): name for name, p in free.plain.named_parameters()}
-    for head, own in free.plain.head_parameters().items():
-        expected = norm_of(seen[0][0][names[id(p)]] for p in own if names[id(p)] in seen[0][0])
-        assert metrics[1].head_gradient_norm[head] == pytest.approx(expected, rel=1e-4)
-
-
-def test_gradients_are_clipped_per_head_if_asked():
-    agents = [stir(growth_agent(max_gradient_norm=1e9, max_head_gradient_norm=h, **ONE_STEP)) for h in (None, 1e-3)]
-    rollout, _ = play(agents[0], 12, 4)
-    seen = [watch_steps(agent) for agent in agents]
-    metrics = [agent.update(rollout) for agent in agents]
-    of_heads = {id(p) for own_ in agents[1].plain.head_parameters().values() for p in own_}
-    for head, parameters_ in agents[1].plain.head_parameters().items():
-        names = [name for name, p in agents[1].plain.named_parameters() if any(p is q for q in parameters_)]
-        found = norm_of(seen[1][0][name] for name in names if name in seen[1][0])
-        assert found == pytest.approx(min(1e-3, metrics[0].head_gradient_norm[head]), rel=1e-2)
-    for name, p in agents[1].plain.named_parameters():
-        if id(p) not in of_heads and name in seen[0][0]:
-            assert torch.allclose(seen[0][0][name], seen[1][0][name], atol=1e-6)
-    assert metrics[0].head_gradient_norm == pytest.approx(metrics[1].head_gradient_norm, rel=1e-4)
 
 
 # What is not finite.

@@ -1,6 +1,6 @@
 """PPO's objective: exact before the first step, and the same number however it is computed.
 
-Agents are small; rollouts have real masks, every operation, resets inside and cut-off ends (see `lives`).
+Agents are small; rollouts have real masks, every operation, resets inside and cut-off ends (see `helpers.rollouts`).
 """
 
 import math
@@ -8,32 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.rollouts import flat_agent, growth_agent, play, stir, without
+from helpers.rollouts import AGENTS, flat_agent, growth_agent, play, played, stir, without
 from torch import nn
 
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
 from simic.policy.action_tree import TreeDistribution
 from simic.policy.network import Output
-from simic.ppo.agent import PPOAgent
 from simic.ppo.batch import Batch
 from simic.ppo.config import PPOConfig
-from simic.ppo.metrics import collect_metrics
 from simic.ppo.objective import mean_weights, ppo_terms, ratio_statistics
 from simic.ppo.rollout import join
-from simic.telemetry.anomalies import Thresholds
 
 UNITS = (torch.tensor(0.0), torch.tensor(1.0))
-AGENTS = {"factored": growth_agent, "flat": flat_agent}
 WAIT = [0] * len(HEADS)
-
-
-def played(kind="factored", steps=40, envs=6, **config):
-    """An agent whose normalisers saw a first rollout, the anchored batch of a second, and its weights of entropy."""
-    agent = stir(AGENTS[kind](**config))
-    agent.update_scales(play(agent, 5, 3, seed=9)[0])
-    rollout, acted = play(agent, steps, envs)
-    batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
-    return agent, batch, agent.entropy_weights(statistics.head_entropy), acted
 
 
 @pytest.fixture(scope="module", params=list(AGENTS))
@@ -428,79 +415,6 @@ def test_entropy_is_a_mean_over_decisions_that_left_a_choice():
     assert statistics.head_entropy.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
-# Ratios that left all bounds.
-
-
-def alarms_of(agent, batch):
-    heads = agent.plain.tree.heads
-    names = ("update_count", "gradient_steps", "steps_taken", "skipped_steps", "stopped_early", "reward_scale")
-    known = dict.fromkeys(names, 0)
-    ratios = ratio_statistics(agent.network, batch, agent.thresholds)
-    return collect_metrics(ratios, heads, batch.rollout.shape[1], agent.thresholds, **known)
-
-
-def test_an_alarm_names_the_head_and_the_decision(scene):
-    agent, batch, _, _ = scene
-    head = len(agent.plain.tree.heads) - 1
-    for factor in (20.0, 1 / 20):
-        for step, env in batch.head_used[..., head].nonzero()[:3].tolist():
-            log_prob = batch.log_prob.clone()
-            log_prob[step, env, head] -= math.log(factor)
-            log_prob[step, env, 0] -= 0.1
-            metrics = alarms_of(agent, replace(batch, log_prob=log_prob))
-            assert len(metrics.ratio_alarms) == 1
-            alarm = metrics.ratio_alarms[0]
-            assert (alarm.head, alarm.step, alarm.env) == (agent.plain.tree.heads[head], step, env)
-            assert alarm.ratio == pytest.approx(factor * math.exp(0.1), rel=1e-3)
-            extreme = metrics.ratio_max if factor > 1 else metrics.ratio_min
-            assert extreme == pytest.approx(alarm.ratio)
-
-
-def test_the_list_of_alarms_is_bounded_and_the_worst_come_first(scene):
-    agent, batch, _, _ = scene
-    places = batch.free.nonzero()[:9].tolist()
-    log_prob = batch.log_prob.clone()
-    for rank, (step, env) in enumerate(places):
-        log_prob[step, env, 0] -= 3 + rank
-    alarms = alarms_of(agent, replace(batch, log_prob=log_prob)).ratio_alarms
-    assert [(alarm.step, alarm.env) for alarm in alarms] == [tuple(place) for place in reversed(places[-5:])]
-    assert {alarm.head for alarm in alarms} == {agent.plain.tree.heads[0]}
-
-
-def test_what_collapsed_is_told_beside_what_exploded(scene):
-    """However far many decisions rose, the few that fell are named with their head."""
-    agent, batch, _, _ = scene
-    log_prob, head = batch.log_prob.clone(), len(agent.plain.tree.heads) - 1
-    fallen = batch.head_used[..., head].nonzero()[0].tolist()
-    risen = [place for place in batch.free.nonzero().tolist() if place != fallen][:7]
-    for step, env in risen:
-        log_prob[step, env, 0] -= 9.0
-    log_prob[(*fallen, head)] += 3.0
-    metrics = alarms_of(agent, replace(batch, log_prob=log_prob))
-    heads = agent.plain.tree.heads
-    assert [alarm.head for alarm in metrics.ratio_alarms] == [heads[0]] * 5 + [heads[head]]
-    free = int(batch.free.sum())
-    assert (metrics.ratio_exploded, metrics.ratio_collapsed) == pytest.approx((7 / free, 1 / free))
-
-
-def test_the_agent_goes_by_the_thresholds_it_is_given(scene):
-    agent, batch, _, _ = scene
-    step, env = batch.free.nonzero()[0].tolist()
-    log_prob = batch.log_prob.clone()
-    log_prob[step, env, 0] -= math.log(3)
-    far = replace(batch, log_prob=log_prob)
-    assert alarms_of(agent, far).ratio_alarms == ()
-    strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_high=2.9))
-    (alarm,) = alarms_of(strict, far).ratio_alarms
-    assert (alarm.step, alarm.env) == (step, env)
-    fallen = replace(batch, log_prob=2 * batch.log_prob - log_prob)  # a third of what it was
-    assert (alarms_of(agent, fallen).ratio_collapsed, alarms_of(agent, fallen).ratio_alarms) == (0.0, ())
-    strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_low=0.4))
-    told = alarms_of(strict, fallen)
-    assert told.ratio_collapsed == pytest.approx(1 / int(batch.free.sum()))
-    assert [(alarm.step, alarm.env) for alarm in told.ratio_alarms] == [(step, env)]
-
-
 def test_the_kl_is_a_mean_over_free_decisions(scene):
     """Every free decision has become likelier by the same factor: the KL estimate of one is that of all."""
     agent, batch, entropy_weights, _ = scene
@@ -516,16 +430,3 @@ def test_the_kl_is_a_mean_over_free_decisions(scene):
     assert ratio_statistics(agent.network, moved, agent.thresholds)["kl_after"].item() == pytest.approx(
         expected, rel=1e-3
     )
-
-
-def test_no_alarm_within_the_bounds_and_none_of_a_forced_decision(scene):
-    agent, batch, _, _ = scene
-    assert alarms_of(agent, batch).ratio_alarms == ()
-    for factor, count in ((4.9, 0), (5.1, 1), (0.11, 0), (0.09, 1)):
-        step, env = batch.free.nonzero()[0].tolist()
-        log_prob = batch.log_prob.clone()
-        log_prob[step, env, 0] -= math.log(factor)
-        assert len(alarms_of(agent, replace(batch, log_prob=log_prob)).ratio_alarms) == count
-    forced = (batch.rollout.valid & ~batch.free)[..., None]
-    log_prob = torch.where(forced, batch.log_prob - 9, batch.log_prob)
-    assert alarms_of(agent, replace(batch, log_prob=log_prob)).ratio_alarms == ()
