@@ -41,8 +41,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from simic.gymnasium.collector import Collector, make_network
 from simic.lifecycle.actions import HEAD_VALUES, HEADS
+from simic.policy.action_tree import ActionTree, TreeDistribution
 from simic.policy.network import GROWTH_TREE, PolicyConfig
-from simic.policy.tree import ActionTree, TreeDistribution
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 

@@ -20,6 +20,7 @@ from simic.config import (
     to_dict,
     with_defaults,
 )
+from simic.ppo.schedule import Schedule
 from simic.registry import nearest
 from simic.telemetry.anomalies import Thresholds
 
@@ -253,14 +254,15 @@ def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, upd
     config = override(PRESETS[name][1], {"updates": updates})
     ppo = config.annealed_ppo
     assert ppo.learning_rate_schedule == "linear"
-    assert [ppo.progress(0), ppo.progress(updates - 1)] == [0.0, (updates - 1) / updates]
-    assert ppo.progress(updates - 1) < 1
-    assert ppo.entropy_weight(updates) == pytest.approx(0.005)
+    schedule = Schedule(ppo)
+    assert [schedule.progress(0), schedule.progress(updates - 1)] == [0.0, (updates - 1) / updates]
+    assert schedule.progress(updates - 1) < 1
+    assert schedule.entropy_coefficient(updates) == pytest.approx(0.005)
 
 
 def test_an_annealing_length_of_one_s_own_is_kept_but_may_not_end_before_the_run():
     config = override(BASE, {"ppo": {"anneal_updates": 100}})
-    assert config.annealed_ppo.progress(50) == 0.5
+    assert Schedule(config.annealed_ppo).progress(50) == 0.5
     message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* set it to null"
     with pytest.raises(ValueError, match=message):
         override(BASE, {"ppo": {"anneal_updates": 9}})

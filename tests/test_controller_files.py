@@ -15,8 +15,8 @@ from torch import nn
 from simic import GrowableModel, GrowthScheduler, LearnedController
 from simic.cli import main
 from simic.control.learned import load_controller, make_network
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.policy.config import PolicyConfig
-from simic.policy.network import RecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.storage.bundle import BundleError, save_bundle
@@ -73,7 +73,7 @@ DAMAGES: dict[str, tuple[Callable[[State], object], str]] = {
         lambda s: s["network"].update(new=None),
         "new has shape none: it is NoneType, this one's miss",
     ),
-    "missing scale": (lambda s: s.pop("value_scale"), "lacks 'value_scale'"),
+    "missing scale": (lambda s: s.pop("value_scale"), "lacks the table 'value_scale'"),
     "newer format": (lambda s: s.update(version=2), "has format version 2, this simic reads 1; use a newer simic"),
     "odd version": (lambda s: s.update(version="one"), "has format version 'one'"),
     "unknown setting": (settings(depth=3), "settings that this simic does not know: ['depth']"),
@@ -84,16 +84,16 @@ DAMAGES: dict[str, tuple[Callable[[State], object], str]] = {
     "no size": (settings(hidden_size=0), "hidden_size must be at least 1, got 0"),
     "other size": (settings(hidden_size=32), "has shape"),
     "huge size": (settings(hidden_size=10**30), "the file holds"),
-    "large size": (settings(hidden_size=60_000), "ask for more than 3600000256 weights, the file holds"),
+    "large size": (settings(hidden_size=60_000), "need more than 3600000256 weights, the file holds"),
     "other features": (lambda s: s["about"]["sizes"].update(slots=3), "'slots': 3"),
     "other heads": (about(heads=["op"]), "its heads are ['op']"),
     "other network": (about(network="Other"), "holds no growth controller: its network is 'Other'"),
     "endless name": (about(network="x" * 10**6), "its network is 'xxx"),
     "odd gamma": (about(gamma=math.nan), "gamma must be a number from 0 to 1, got nan"),
-    "tensor as sizes": (about(sizes=torch.ones(2)), "what the agent tells of itself is not JSON"),
+    "tensor as sizes": (about(sizes=torch.ones(2)), "the agent's description is not JSON"),
     "tensor as version": (lambda s: s.update(version=torch.ones(2)), "has format version tensor([1., 1.])"),
-    "unknown fact": (about(secret=1), "of itself, not network, heads, sizes, policy, gamma"),
-    "no facts": (lambda s: s.update(about=None), "lacks 'about', or it is no table"),
+    "unknown fact": (about(secret=1), "'secret'], not network, heads, sizes, policy, gamma"),
+    "no facts": (lambda s: s.update(about=None), "lacks the table 'about'"),
     "other format": (lambda s: s.update(format="simic-episodes"), "its format is 'simic-episodes', not 'simic-agent'"),
 }
 

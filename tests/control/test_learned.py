@@ -26,10 +26,11 @@ from simic.control.learned import load_network, make_network, network_input, row
 from simic.control.legality import legal_masks
 from simic.control.observation import observe
 from simic.control.registry import make_controller
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY
 from simic.lifecycle.slots import SlotState, check_actions, execute, tick
 from simic.policy.config import PolicyConfig
-from simic.policy.network import GROWTH_TREE, RecurrentActorCritic
+from simic.policy.network import GROWTH_TREE
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.storage.bundle import BundleError, load_bundle, save_bundle

@@ -187,7 +187,7 @@ def test_the_state_is_carried_across_rollouts_and_zeroed_at_resets(mode):
         carried.append(rollout.state.any(1))
         assert not rollout.state[rollout.first[0]].any()
         assert not rollout.state.requires_grad
-        batch, _ = several.agent._anchor(rollout)
+        batch, _ = several.agent.prepare_batch(rollout)
         expected = torch.from_numpy(np.stack([decision.log_prob for decision in acted]))
         assert torch.allclose(batch.log_prob, expected, atol=1e-5)
         assert (rollout.action == torch.from_numpy(np.stack([decision.action for decision in acted]))).all()
@@ -259,7 +259,7 @@ def test_observations_are_copies():
 def test_discrete_actions_are_numbers_and_without_masks_all_are_legal():
     envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": SAME})
     network = make_network(envs, PolicyConfig(hidden_size=4, encoding_size=4))
-    assert network.head_sizes == (2,)
+    assert network.fixed_head_sizes == {"action_0": 2}
     rollout = Collector(envs, PPOAgent(network), 6).collect()
     assert rollout.mask.all()
     assert rollout.action.shape == (6, 2, 1)
@@ -285,7 +285,7 @@ def test_spaces_that_do_not_fit_are_refused(observation, action, message):
 
 def test_environments_that_do_not_begin_anew_are_refused():
     envs = SyncVectorEnv([Counting], autoreset_mode=AutoresetMode.DISABLED)
-    with pytest.raises(ValueError, match=r"begin a new episode by themselves.*SAME_STEP"):
+    with pytest.raises(ValueError, match=r"must reset automatically.*SAME_STEP"):
         Collector(envs, PPOAgent(make_network(envs)), 4)
 
 

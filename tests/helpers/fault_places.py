@@ -42,7 +42,7 @@ STOP_PLACES = {
     "validation": ("simic.environment.host_trainings:HostTrainings._attribute", DECISIONS + 3, 1),
     "statistics": ("simic.training.run:episode_figures", 3, 2),
     "recording episodes": ("simic.training.run:save_episodes", 3, 2),
-    "normalizers are updated": ("simic.ppo.agent:PPOAgent._anchor", 2, 1),
+    "normalizers are updated": ("simic.ppo.agent:PPOAgent.prepare_batch", 2, 1),
     "between gradient steps": ("simic.ppo.agent:PPOAgent._step", STEPS + 2, 1),
     "gradient steps are done": ("simic.ppo.agent:PPOAgent._metrics", 3, 2),
     "logging": ("simic.training.run:Update", 2, 2),
@@ -56,7 +56,7 @@ STOP_PLACES = {
 }
 """Function and call in which a stop signal arrives, and the number of updates that are then saved."""
 
-FINALIZER_PLACE = "simic.ppo.agent:PPOAgent._too_far"
+FINALIZER_PLACE = "simic.ppo.schedule:Schedule.should_stop"
 COLLECT_PLACE = "simic.training.run:Run.collect"
 
 

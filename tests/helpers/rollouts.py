@@ -15,11 +15,12 @@ from simic.control.facts import FIGURES, Facts
 from simic.control.learned import make_network, network_input, row_masks
 from simic.control.legality import legal_masks
 from simic.control.observation import observe
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import SlotState, execute, tick
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.config import PolicyConfig
-from simic.policy.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from simic.policy.network import FactoredRecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.ppo.rollout import Rollout
@@ -98,7 +99,11 @@ def flat_agent(policy: dict | None = None, *, rng_seed: int = 0, head_sizes=HEAD
 def play(agent: PPOAgent, steps: int = 24, envs: int = 4, *, slots: int = 3, seed: int = 0, resets: float = 0.1):
     """A rollout of `agent`, factored or flat: some episodes end inside, the last ones are cut off."""
     factored = isinstance(agent.plain, FactoredRecurrentActorCritic)
-    hosts = RandomHosts(envs, slots, seed=seed) if factored else Noise(envs, agent.plain.head_sizes, seed)
+    hosts = (
+        RandomHosts(envs, slots, seed=seed)
+        if factored
+        else Noise(envs, tuple(agent.plain.fixed_head_sizes.values()), seed)
+    )
     rng, first, state = np.random.default_rng([seed, 1]), np.ones(envs, dtype=bool), agent.initial_state(envs)
     names = ("mask", "action", "reward", "terminated", "truncated", "first", "contribution", "log_prob")
     kept: dict[str, list] = {name: [] for name in names}
@@ -174,3 +179,33 @@ def stir(agent: PPOAgent, amount: float = 0.3) -> PPOAgent:
             # Operations that are legal rarely should not be rare.
             agent.plain.op.bias.copy_(torch.tensor([0.0, 0.0, 1.0, 0.5, 4.0, 2.5]))
     return agent
+
+
+AGENTS = {"factored": growth_agent, "flat": flat_agent}
+
+
+def played(kind: str = "factored", steps: int = 40, envs: int = 6, **config):
+    """An agent after a first rollout, the batch of a second, its entropy weights and its log-probabilities."""
+    agent = stir(AGENTS[kind](**config))
+    agent.update_scales(play(agent, 5, 3, seed=9)[0])
+    rollout, acted = play(agent, steps, envs)
+    batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
+    return agent, batch, agent.entropy_weights(statistics.head_entropy), acted
+
+
+def recorded(observation, action, mask, **given) -> Rollout:
+    """Episodes of T steps that end in a terminal, without reward, unless given."""
+    steps, num_envs = action.shape[:2]
+    no = torch.zeros(steps, num_envs, dtype=torch.bool)
+    first, last = no.clone(), no.clone()
+    first[0], last[-1] = True, True
+    parts = {
+        "reward": torch.zeros(steps, num_envs),
+        "terminated": last,
+        "truncated": no,
+        "next_value": torch.zeros(steps, num_envs),
+        "first": first,
+        "valid": ~no,
+        "state": torch.zeros(num_envs, 1),  # of whoever acted
+    }
+    return Rollout(observation=observation, action=action, mask=mask, **(parts | given))

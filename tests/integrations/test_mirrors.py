@@ -83,7 +83,7 @@ def test_a_mirror_that_fails_says_so_once_and_the_run_goes_on(tmp_path):
     out.mkdir()
     (out / "mirrors.json").write_text('{"wandb": "no/such/id"}')
     told = run_simic("--wandb", "--out", out, cwd=tmp_path)
-    assert told.count("and is left out from here on") == 1
+    assert told.count("and is disabled for the rest of the run") == 1
     assert len(list(read_events(out, [Update]))) == 2
 
 

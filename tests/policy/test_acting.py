@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.policy.acting import choose
-from simic.policy.network import PolicyConfig, RecurrentActorCritic
+from simic.policy.config import PolicyConfig
 
 
 @pytest.fixture

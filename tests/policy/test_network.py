@@ -8,19 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
+from simic.policy.action_tree import TreeDistribution
 from simic.policy.config import PolicyConfig
 from simic.policy.network import (
     GROWTH_TREE,
-    INCLINATION,
+    INITIAL_OP_LOGITS,
     FactoredRecurrentActorCritic,
-    RecurrentActorCritic,
     check_heads,
     compile_network,
     unwrap,
 )
 from simic.policy.recurrence import split_episodes
-from simic.policy.tree import TreeDistribution
 
 BASE, SLOT, BLUEPRINT = 5, 6, 4
 SMALL = PolicyConfig(hidden_size=8, encoding_size=8)
@@ -115,8 +115,8 @@ def test_slots_and_blueprints_that_are_not_there_change_nothing():
     network.update_normalizers(observation, torch.ones(3, 2, dtype=torch.bool))
     twin.update_normalizers(padded, torch.ones(3, 2, dtype=torch.bool))
     for part in ("slots", "blueprints"):
-        assert torch.allclose(network.normal(part).mean, twin.normal(part).mean)
-        assert network.normal(part).count == twin.normal(part).count
+        assert torch.allclose(network.normalizer(part).mean, twin.normalizer(part).mean)
+        assert network.normalizer(part).count == twin.normalizer(part).count
 
 
 def test_only_valid_steps_are_seen():
@@ -124,9 +124,9 @@ def test_only_valid_steps_are_seen():
     valid = torch.tensor([[True, True], [True, False], [False, False], [True, False]])
     network.update_normalizers(observation, valid)
     rows = observation["base"][valid].double()
-    assert torch.allclose(network.normal("base").mean, rows.mean(0))
-    assert network.normal("slots").count == 4 * 3
-    assert network.normal("blueprints").count == 4 * 3 * 4
+    assert torch.allclose(network.normalizer("base").mean, rows.mean(0))
+    assert network.normalizer("slots").count == 4 * 3
+    assert network.normalizer("blueprints").count == 4 * 3 * 4
 
 
 def test_features_of_a_slot_reach_its_logits_and_the_ops():
@@ -163,7 +163,7 @@ def test_the_network_is_nearly_uniform_at_birth():
     """Whatever it sees, no choice starts far from its fair share, but for operations, of which it likes some."""
     network = FactoredRecurrentActorCritic(BASE, SLOT, BLUEPRINT)
     logits = network(make_observation(4, 4), network.initial_state(4)).logits.detach().clone()
-    logits[:, :, 0] -= torch.tensor([INCLINATION.get(op, 0.0) for op in Op])
+    logits[:, :, 0] -= torch.tensor([INITIAL_OP_LOGITS.get(op, 0.0) for op in Op])
     assert 0 < logits.abs().max() < 0.15
     plain = RecurrentActorCritic(BASE, [3, 2])
     assert plain(make_observation(4, 4), plain.initial_state(4)).logits.abs().max() < 0.15
@@ -177,7 +177,7 @@ def test_orthogonal_weights_and_zero_biases():
         weight = layer.weight.detach()
         small = weight if weight.shape[0] <= weight.shape[1] else weight.T
         assert torch.allclose(small @ small.T, gain**2 * torch.eye(len(small)), atol=1e-5), name
-        expected = [INCLINATION.get(op, 0.0) for op in Op] if name == "op" else [0.0] * len(layer.bias)
+        expected = [INITIAL_OP_LOGITS.get(op, 0.0) for op in Op] if name == "op" else [0.0] * len(layer.bias)
         assert layer.bias.tolist() == expected, name
 
 
@@ -275,14 +275,6 @@ def test_head_parameters_are_complete():
     for name, parameter in network.named_parameters():
         if len(reached.get(name, ())) == 1:
             assert of.get(id(parameter)) in reached[name], name
-
-
-def test_flat_head_parameters():
-    network = RecurrentActorCritic(BASE, [3, 2], SMALL)
-    assert {head: [tuple(p.shape) for p in own] for head, own in network.head_parameters().items()} == {
-        "action_0": [(3, 8), (3,)],
-        "action_1": [(2, 8), (2,)],
-    }
 
 
 def test_the_value_knows_nothing_of_the_action():

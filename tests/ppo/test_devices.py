@@ -5,11 +5,12 @@ import torch
 from helpers.one_device import OneDevice
 from helpers.rollouts import flat_agent, growth_agent, play
 
-from simic.policy.masked import MaskedCategorical
-from simic.policy.moments import Normalizer, widest_float
+from simic.policy.masked_categorical import MaskedCategorical
+from simic.policy.normalization import Normalizer, widest_float
 from simic.ppo.agent import PPOAgent
-from simic.ppo.imitation import ImitationConfig, imitate
-from simic.ppo.offline import IQLConfig, learn_offline
+from simic.ppo.config import ImitationConfig, IQLConfig
+from simic.ppo.imitation import imitate
+from simic.ppo.offline import learn_offline
 
 MAKERS = pytest.mark.parametrize("make", [flat_agent, growth_agent])
 META = torch.device("meta")
@@ -74,7 +75,7 @@ def test_statistics_on_a_device_without_float64_come_back_wide(monkeypatch):
     """As on MPS: what goes there is narrow, and what comes back can be saved as before."""
     narrow = torch.device("meta")
     monkeypatch.setattr(
-        "simic.policy.moments.widest_float", lambda device: torch.float32 if device == narrow else torch.float64
+        "simic.policy.normalization.widest_float", lambda device: torch.float32 if device == narrow else torch.float64
     )
     normal = Normalizer(3)
     normal.update(torch.randn(5, 3))

@@ -6,33 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.rollouts import recorded
 
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
+from simic.policy.config import PolicyConfig
+from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic
 from simic.ppo.agent import DivergedError, PPOAgent
-from simic.ppo.config import PPOConfig
-from simic.ppo.imitation import ImitationConfig, follows, imitate, monte_carlo
+from simic.ppo.config import ImitationConfig, PPOConfig
+from simic.ppo.imitation import imitate
 from simic.ppo.rollout import Rollout
 
 SMALL = PolicyConfig(hidden_size=32, encoding_size=16)
-
-
-def record(observation, action, mask, **given) -> Rollout:
-    """Episodes of T steps that end in a terminal, without reward, but for what is given."""
-    steps, num_envs = action.shape[:2]
-    no = torch.zeros(steps, num_envs, dtype=torch.bool)
-    first, last = no.clone(), no.clone()
-    first[0], last[-1] = True, True
-    parts = {
-        "reward": torch.zeros(steps, num_envs),
-        "terminated": last,
-        "truncated": no,
-        "next_value": torch.zeros(steps, num_envs),
-        "first": first,
-        "valid": ~no,
-        "state": torch.zeros(num_envs, 1),  # of whoever acted
-    }
-    return Rollout(observation=observation, action=action, mask=mask, **(parts | given))
 
 
 def echoes(rng, num_envs, steps=12, symbols=3) -> Rollout:
@@ -40,7 +25,7 @@ def echoes(rng, num_envs, steps=12, symbols=3) -> Rollout:
     seen = rng.integers(symbols, size=(steps, num_envs))
     said = np.concatenate([np.zeros((2, num_envs), dtype=np.int64), seen[:-2]])
     base = torch.from_numpy(np.eye(symbols, dtype=np.float32)[seen])
-    return record({"base": base}, torch.from_numpy(said)[..., None], torch.ones(steps, num_envs, 1, symbols).bool())
+    return recorded({"base": base}, torch.from_numpy(said)[..., None], torch.ones(steps, num_envs, 1, symbols).bool())
 
 
 def all_legal(num_slots, num_blueprints) -> np.ndarray:
@@ -71,10 +56,10 @@ def growth(rng, num_envs, steps=6, num_slots=3, num_blueprints=2) -> Rollout:
     slot = np.where(op == Op.GERMINATE, largest, np.where(usable, feature, np.inf).argmin(-1))
     offered = np.take_along_axis(offers[..., 0], slot[..., None, None], 2)[:, :, 0]
     choices = {"op": op, "slot": slot, "blueprint": offered.argmax(-1), "tempo": 1 + (base[..., 1] > 0)}
-    action = np.stack([choices.get(head, np.zeros_like(op)) for head in HEADS], -1) * GROWTH_TREE.matters[op]
+    action = np.stack([choices.get(head, np.zeros_like(op)) for head in HEADS], -1) * GROWTH_TREE.head_used[op]
     parts = {"base": base, "slots": slots, "blueprints": offers}
     seen = {part: torch.from_numpy(values.astype(np.float32)) for part, values in parts.items()}
-    return record(seen, torch.from_numpy(action), torch.from_numpy(mask))
+    return recorded(seen, torch.from_numpy(action), torch.from_numpy(mask))
 
 
 def plain_agent(rng_seed=0, symbols=3, **ppo) -> PPOAgent:
@@ -88,36 +73,6 @@ def growth_agent(rng_seed=0) -> PPOAgent:
 
 
 # By hand.
-
-SKETCH = {
-    "first": [[1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]],
-    "terminated": [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1, 0, 1, 0, 1, 1]],
-    "truncated": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0]],
-    "valid": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1]],
-}
-"""Environments: a whole episode; one that ends, then one that is cut off; an early end; a piece from the middle; one
-that is cut off at once, then one that ends; the same with a step between them that only resets."""
-
-
-def sketch(**given) -> Rollout:
-    flags = {name: torch.tensor(rows).bool() for name, rows in (SKETCH | given).items()}
-    said, mask = torch.zeros(3, 6, 1, dtype=torch.int64), torch.ones(3, 6, 1, 3).bool()
-    reward = torch.tensor([[1.0], [2.0], [4.0]]).expand(3, 6)
-    return record({"base": torch.zeros(3, 6, 3)}, said, mask, reward=reward, **flags)
-
-
-def test_what_follows_by_hand():
-    assert follows(sketch()).int().tolist() == [[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
-    # A terminal is an end also if nobody marked the beginning after it; where a cut one goes on in the record, it does.
-    assert follows(sketch(first=[[0] * 6] * 3)).int().tolist() == [[1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0], [0] * 6]
-
-
-def test_returns_by_hand():
-    """Discount 1/2; a return is known where the end of its episode is on record."""
-    returns, known = monte_carlo(sketch(), gamma=0.5)
-    expected = torch.tensor([[3.0, 1, 2, 3, 1, 1], [4, 4, 2, 4, 4, 2], [4, 4, 4, 4, 4, 4]])
-    assert torch.equal(returns, expected)
-    assert known.int().tolist() == [[1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 1, 0], [1, 0, 0, 0, 1, 1]]
 
 
 def test_losses_of_a_uniform_policy_by_hand():
@@ -154,7 +109,7 @@ def test_a_decision_whose_first_head_has_one_choice_is_free_if_another_has_more(
     mask = torch.tensor([[True, False, False], [True, True, True]]).expand(4, 8, 2, 3).clone()
     mask[1, 0, 1] = torch.tensor([False, False, True])  # one decision is forced
     action = torch.tensor([0, 2]).expand(4, 8, 2).clone()
-    data = record({"base": torch.randn(4, 8, 3)}, action, mask)
+    data = recorded({"base": torch.randn(4, 8, 3)}, action, mask)
     for actor in agent.plain.actors:
         torch.nn.init.zeros_(actor.weight)
     metrics = imitate(agent, [data], ImitationConfig(passes=30, held_out=0.0, learning_rate=0.1))
@@ -321,11 +276,6 @@ def test_an_illegal_choice_on_record_is_refused():
     data.mask[1, 2, 0, int(data.action[1, 2, 0])] = False
     with pytest.raises(ValueError, match="of head op at step 1 of environment 2 is illegal"):
         imitate(growth_agent(), [data])
-
-
-def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(ValueError, match="at least one rollout"):
-        imitate(plain_agent(), [])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def advantages(reward, value, next_value, terminated, ended, gamma=0.5, gae_lamb
     tensors = [torch.tensor(values, dtype=torch.float64) for values in (reward, value, next_value)]
     flags = [torch.tensor(values, dtype=torch.bool) for values in (terminated, ended)]
     tensors = [tensor if tensor.dim() == 2 else tensor[:, None] for tensor in (*tensors, *flags)]
-    result = losses.advantages(*tensors, gamma=gamma, gae_lambda=gae_lambda)
+    result = losses.generalized_advantages(*tensors, gamma=gamma, gae_lambda=gae_lambda)
     return result.tolist() if isinstance(reward[0], list) else result[:, 0].tolist()
 
 
@@ -105,18 +105,18 @@ def test_each_head_has_its_own_mean():
 def test_normalized_by_hand():
     """Mean and deviation over the mask alone: (1, 5) has mean 3 and deviation 2."""
     values, mask = torch.tensor([[1.0, 5.0], [9.0, 100.0]]), torch.tensor([[T, T], [F, F]])
-    normal, mean, deviation = losses.normalized(values, mask)
+    normal, mean, deviation = losses.standardize(values, mask)
     assert (mean.item(), deviation.item()) == (3.0, 2.0)
     assert normal.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
 
 
 def test_normalized_has_a_floor_and_survives_an_empty_mask():
     equal = torch.full((3, 1), 7.0)
-    normal, mean, deviation = losses.normalized(equal, torch.ones(3, 1, dtype=torch.bool))
+    normal, mean, deviation = losses.standardize(equal, torch.ones(3, 1, dtype=torch.bool))
     assert (normal.abs().max().item(), mean.item(), deviation.item()) == (0.0, 7.0, 0.0)
     tiny = torch.tensor([[0.0], [1e-4]])
-    assert losses.normalized(tiny, torch.ones(2, 1, dtype=torch.bool), floor=1e-3)[0].abs().max().item() < 0.06
-    normal, mean, deviation = losses.normalized(equal, torch.zeros(3, 1, dtype=torch.bool))
+    assert losses.standardize(tiny, torch.ones(2, 1, dtype=torch.bool), min_std=1e-3)[0].abs().max().item() < 0.06
+    normal, mean, deviation = losses.standardize(equal, torch.zeros(3, 1, dtype=torch.bool))
     assert (normal.abs().max().item(), mean.item(), deviation.item()) == (0.0, 0.0, 0.0)
 
 
@@ -192,9 +192,11 @@ def test_advantages_against_the_definition(seed, steps, envs, gamma, gae_lambda)
     expected = slow_advantages(reward, value, next_value, terminated, terminated | truncated, gamma, gae_lambda)
     arguments = (reward, value, next_value, terminated, terminated | truncated)
     tensors = [torch.from_numpy(array) for array in arguments]
-    found = losses.advantages(*tensors, gamma=gamma, gae_lambda=gae_lambda)
+    found = losses.generalized_advantages(*tensors, gamma=gamma, gae_lambda=gae_lambda)
     np.testing.assert_allclose(found, expected, atol=1e-6)  # carries are float32
     single = [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors]
-    np.testing.assert_allclose(losses.advantages(*single, gamma=gamma, gae_lambda=gae_lambda), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        losses.generalized_advantages(*single, gamma=gamma, gae_lambda=gae_lambda), expected, atol=1e-4
+    )
     assert (tensors[0].numpy() == reward).all()
     assert (tensors[1].numpy() == value).all()

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig, RecurrentActorCritic
+from simic.policy.config import PolicyConfig
+from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic
 from simic.ppo.agent import DivergedError, PPOAgent
-from simic.ppo.config import PPOConfig
-from simic.ppo.imitation import ImitationConfig, imitate, prepare_demonstrations
+from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
+from simic.ppo.demonstrations import prepare_demonstrations
+from simic.ppo.imitation import imitate
 from simic.ppo.offline import (
-    IQLConfig,
     TwinQ,
     advantage_weight,
     encode_action,
@@ -98,8 +100,8 @@ class Says(torch.nn.Module):
         super().__init__()
         self.estimates = estimates
 
-    def forward(self, record, pieces) -> torch.Tensor:
-        return torch.stack([torch.full(record.shape, worth) for worth in self.estimates])
+    def forward(self, episodes) -> torch.Tensor:
+        return torch.stack([torch.full(episodes.shape, value) for value in self.estimates])
 
 
 def three_decisions(**given) -> Rollout:
@@ -371,9 +373,9 @@ def test_illegal_actions_are_never_chosen():
     for greedy in (False, True):
         mask, action, _ = played(agent, rng, greedy=greedy)
         rows = GROWTH_TREE.row_of[action[:, 0]]
-        rows[:, GROWTH_TREE.pointed] += action[:, GROWTH_TREE.pointer] * GROWTH_TREE.matters[action[:, 0], 2]
+        rows[:, GROWTH_TREE.pointed] += action[:, GROWTH_TREE.pointer] * GROWTH_TREE.head_used[action[:, 0], 2]
         legal = mask[np.arange(len(mask))[:, None], rows, action]
-        assert legal[GROWTH_TREE.matters[action[:, 0]]].all()
+        assert legal[GROWTH_TREE.head_used[action[:, 0]]].all()
 
 
 def test_ppo_goes_on_from_there():
@@ -416,7 +418,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(monkeypatch):
 
 def test_decisions_without_an_outcome_are_refused():
     no = torch.zeros(1, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="no decision's outcome is on record"):
+    with pytest.raises(ValueError, match="no recorded decision has a known outcome"):
         learn_offline(plain_agent(size=1), [replace(coin(4, 1), terminated=no, truncated=~no)])
 
 

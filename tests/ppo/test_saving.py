@@ -192,6 +192,8 @@ def test_a_controller_is_what_an_agent_decides_by(tmp_path):
     assert sizes[1] < 0.45 * sizes[0]
     assert_equal_states(load_bundle(tmp_path / "controller.safetensors")["network"], agent.state_dict()["network"])
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(BundleError, match="without optimizer, generator, counts cannot learn on: resume from a check"):
+    with pytest.raises(
+        BundleError, match="without optimizer, generator, counts cannot continue training: resume a check"
+    ):
         other.load(tmp_path / "controller.safetensors")
     assert_equal_states(before, other.state_dict())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from simic.policy.network import critic
+from simic.policy.network import make_critic
 from simic.ppo.scales import ReturnScale, ValueScale
 
 
@@ -67,11 +67,11 @@ EVERY = torch.ones(2, dtype=torch.bool)
 def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    head, scale, inputs = critic(6), ValueScale(), torch.randn(20, 6, generator=generator)
+    head, scale, inputs = make_critic(6), ValueScale(), torch.randn(20, 6, generator=generator)
     for _ in range(3):
         before = scale.denormalize(head(inputs))
         returns = mean + deviation * torch.randn(30, generator=generator)
-        scale.learn(returns, torch.ones(30, dtype=torch.bool), head)
+        scale.pop_art_update(returns, torch.ones(30, dtype=torch.bool), head)
         largest = before.abs().max().item() + abs(mean) + deviation
         assert torch.allclose(scale.denormalize(head(inputs)), before, atol=1e-5 * max(1.0, largest))
     mean_std = scale.mean_std()
@@ -81,22 +81,22 @@ def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
 
 def test_the_first_returns_set_the_units_and_later_ones_move_them():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
-    scale.learn(torch.tensor([1.0, 3.0]), EVERY, head)
+    scale.pop_art_update(torch.tensor([1.0, 3.0]), EVERY, head)
     assert [unit.item() for unit in scale.mean_std()] == pytest.approx([2.0, 1.0])
-    scale.learn(torch.tensor([7.0, 7.0]), EVERY, head)
+    scale.pop_art_update(torch.tensor([7.0, 7.0]), EVERY, head)
     assert scale.mean_std()[0].item() == pytest.approx(0.9 * 2 + 0.1 * 7)
     assert scale.mean_std()[1].item() == pytest.approx((0.9 * 1 + 0.09 * 25) ** 0.5)
 
 
 def test_returns_of_padding_do_not_count():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
-    scale.learn(torch.tensor([1.0, 3.0, 1e6]), torch.tensor([True, True, False]), head)
+    scale.pop_art_update(torch.tensor([1.0, 3.0, 1e6]), torch.tensor([True, True, False]), head)
     assert [unit.item() for unit in scale.mean_std()] == pytest.approx([2.0, 1.0])
 
 
 def test_no_returns_change_nothing():
     scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
     weight = head[0].weight.clone()
-    scale.learn(torch.zeros(0), EVERY[:0], head)
+    scale.pop_art_update(torch.zeros(0), EVERY[:0], head)
     assert (head[0].weight == weight).all()
     assert [unit.item() for unit in scale.mean_std()] == pytest.approx([0.0, 1.0])

@@ -39,13 +39,13 @@ def experienced(**thresholds: Any) -> AnomalyDetector:
     """A detector that has seen enough healthy updates."""
     detector = make_detector(**thresholds)
     for update in range(detector.thresholds.warm_up):
-        assert detector.look(update, HEALTHY) == []
+        assert detector.check(update, HEALTHY) == []
     return detector
 
 
 def seen(detector: AnomalyDetector, places: dict[str, str] | None = None, **changes: float) -> list[tuple[str, str]]:
     figures = HEALTHY | {name.replace("__", "/"): value for name, value in changes.items()}
-    return [(anomaly.name, anomaly.where) for anomaly in detector.look(9, figures, places)]
+    return [(anomaly.name, anomaly.where) for anomaly in detector.check(9, figures, places)]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def seen(detector: AnomalyDetector, places: dict[str, str] | None = None, **chan
     ],
 )
 def test_a_rule_at_its_limit(name, figure, fine, too_far, threshold):
-    assert experienced().look(9, HEALTHY | {figure: fine}) == []
-    (anomaly,) = experienced().look(9, HEALTHY | {figure: too_far})
+    assert experienced().check(9, HEALTHY | {figure: fine}) == []
+    (anomaly,) = experienced().check(9, HEALTHY | {figure: too_far})
     assert (anomaly.update, anomaly.name) == (9, name)
     assert anomaly.threshold == pytest.approx(threshold)
     assert anomaly.value == pytest.approx(too_far, nan_ok=True)
@@ -103,8 +103,8 @@ def test_every_head_is_watched():
 
 def test_what_was_not_measured_is_no_anomaly():
     nothing = dict.fromkeys(HEALTHY.keys() - MUST_BE_FINITE, math.nan)
-    assert experienced().look(9, nothing) == []
-    assert experienced().look(9, {}) == []
+    assert experienced().check(9, nothing) == []
+    assert experienced().check(9, {}) == []
 
 
 def test_a_head_without_a_choice_has_not_collapsed():
@@ -113,7 +113,7 @@ def test_a_head_without_a_choice_has_not_collapsed():
 
 def test_without_a_target_no_divergence_is_too_large():
     detector = AnomalyDetector(target_kl=None, max_gradient_norm=0.5)
-    assert detector.look(0, HEALTHY | {"kl_after": 1e9}) == []
+    assert detector.check(0, HEALTHY | {"kl_after": 1e9}) == []
 
 
 def test_some_figures_need_experience():

@@ -19,9 +19,9 @@ def test_an_id_is_made_once_for_each_mirror(tmp_path):
         (
             tensorboard_mirror,
             "torch.utils.tensorboard",
-            r"TensorBoard is not there: .*pip install 'simic-rl\[tensorboard",
+            r"TensorBoard is not installed: .*pip install 'simic-rl\[tensorboard",
         ),
-        (wandb_mirror, "wandb", r"Weights & Biases is not there: .*pip install 'simic-rl\[wandb\]'"),
+        (wandb_mirror, "wandb", r"Weights & Biases is not installed: .*pip install 'simic-rl\[wandb\]'"),
     ],
 )
 def test_a_package_that_is_missing_is_told_with_the_remedy(tmp_path, monkeypatch, make, module, message):

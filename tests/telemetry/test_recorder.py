@@ -23,7 +23,7 @@ from simic.telemetry.events import (
     PROCESS_FILE,
     Anomaly,
     CheckpointSaved,
-    Decision,
+    DecisionMade,
     Event,
     GamingSuspicion,
     PhaseTimings,
@@ -37,8 +37,8 @@ def update(number: int) -> Update:
     return Update(update=number, metrics={"score": number / 8})
 
 
-def decision(number: int) -> Decision:
-    return Decision(
+def decision(number: int) -> DecisionMade:
+    return DecisionMade(
         update=number,
         group=0,
         env=0,
@@ -126,7 +126,7 @@ def test_a_second_escalation_does_not_shorten_the_first(tmp_path):
     recorder.escalate(updates=1)
     lasting = []
     for _ in range(5):
-        lasting.append(recorder.wants(Decision))
+        lasting.append(recorder.wants(DecisionMade))
         recorder.end_update()
     recorder.close()
     assert lasting == [True, True, True, True, False]

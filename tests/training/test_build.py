@@ -15,9 +15,9 @@ def test_agent_and_detector_go_by_the_config(tmp_path, tiny_task):
     assert run.agent.thresholds == run.detector.thresholds == config.thresholds
     assert run.agent.config == config.ppo
     assert run.detector.gradient_limit == 2.0  # 8 x 0.25
-    found = run.detector.look(0, {"gradient_norm": 2.01, "kl_after": 1.51})
+    found = run.detector.check(0, {"gradient_norm": 2.01, "kl_after": 1.51})
     assert [(anomaly.name, anomaly.threshold) for anomaly in found] == [("kl_spike", 1.5), ("gradient_explosion", 2.0)]
-    assert run.detector.look(1, {"gradient_norm": 1.99, "kl_after": 1.49}) == []
+    assert run.detector.check(1, {"gradient_norm": 1.99, "kl_after": 1.49}) == []
 
 
 def test_hosts_go_by_the_config():

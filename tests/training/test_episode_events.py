@@ -7,7 +7,7 @@ from helpers import tiny_run
 from simic.lifecycle.actions import HEADS, Action, Op
 from simic.lifecycle.stages import Stage
 from simic.telemetry.events import (
-    Decision,
+    DecisionMade,
     EpisodeOutcome,
     GamingSuspicion,
     GovernorRollback,
@@ -253,7 +253,7 @@ def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
         host_gradient=np.array([[0.4], [9.0]]),
     )
     (event,) = decision_events(trace, 7, 2)
-    assert event == Decision(
+    assert event == DecisionMade(
         update=7,
         group=2,
         env=0,

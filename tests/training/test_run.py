@@ -27,7 +27,7 @@ from simic.telemetry.anomalies import NAMES
 from simic.telemetry.events import (
     Anomaly,
     CheckpointSaved,
-    Decision,
+    DecisionMade,
     EpisodeOutcome,
     GovernorRollback,
     PhaseTimings,
@@ -89,11 +89,11 @@ def growth_network(run: Run) -> Any:
 
 
 def plant_large_steps(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(0.05))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(0.05))
 
 
 def plant_huge_step(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(0.3))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(0.3))
 
 
 def plant_rubbish_critic(run: Run) -> None:
@@ -125,7 +125,7 @@ def plant_nan_gradient(run: Run) -> None:
 
 
 def plant_overflowing_step(run: Run) -> None:
-    before_update(run, 1, lambda: run.agent._use_rate(1e30))
+    before_update(run, 1, lambda: run.agent.set_learning_rate(1e30))
 
 
 def plant_nan_memory(run: Run) -> None:
@@ -245,7 +245,7 @@ def test_a_few_decisions_that_moved_far_are_no_anomaly(tmp_path, tiny_task):
     """One of 160 has an absurd ratio; two do in the second update."""
 
     def plant(run: Run) -> None:
-        learn = run.agent._anchor
+        learn = run.agent.prepare_batch
 
         def anchor(rollout):
             batch, figures = learn(rollout)
@@ -253,7 +253,7 @@ def test_a_few_decisions_that_moved_far_are_no_anomaly(tmp_path, tiny_task):
                 batch.log_prob[step, env, 0] -= 2.0
             return batch, figures
 
-        run.agent._anchor = anchor  # pyright: ignore[reportAttributeAccessIssue]
+        run.agent.prepare_batch = anchor  # pyright: ignore[reportAttributeAccessIssue]
 
     settings = {"group_size": 16, "episode": {"horizon": 10}, "thresholds": JUDGED, "ppo": {"target_kl": None}}
     tiny_run.play_run(tmp_path, plant, **settings)
@@ -270,13 +270,13 @@ def test_an_anomaly_raises_the_level_for_a_while_and_then_it_falls_back(tmp_path
     thresholds = {**JUDGED, "escalate_updates": 2}
     tiny_run.play_run(tmp_path, plant_nan_gradient, updates=5, thresholds=thresholds, **NO_END)
     assert anomalies(tmp_path) == {(1, "skipped_step", "skipped_steps")}
-    assert {event.update for event in tiny_run.told(tmp_path, Decision)} == {1, 2, 3}
+    assert {event.update for event in tiny_run.told(tmp_path, DecisionMade)} == {1, 2, 3}
 
 
 def test_a_healthy_run_has_no_anomaly_and_tells_no_decision(tmp_path, tiny_task):
     assert tiny_run.play_run(tmp_path, updates=3, num_groups=2, thresholds=JUDGED)[0] == 0
     assert anomalies(tmp_path) == set()
-    assert tiny_run.told(tmp_path, Decision) == []
+    assert tiny_run.told(tmp_path, DecisionMade) == []
     assert [event.update for event in tiny_run.told(tmp_path, Update)] == [0, 1, 2]
     assert len(tiny_run.told(tmp_path, EpisodeOutcome)) == 3 * 2 * 2
 
@@ -344,7 +344,7 @@ def test_level_off_records_nothing_but_checkpoints(tmp_path, tiny_task):
 
 def test_level_debug_tells_every_decision(tmp_path, tiny_task):
     tiny_run.play_run(tmp_path, updates=1, num_groups=2, level="debug")
-    decisions = tiny_run.told(tmp_path, Decision)
+    decisions = tiny_run.told(tmp_path, DecisionMade)
     assert len(decisions) == 2 * 2 * 3
     for decision in decisions:
         assert decision.action.split()[0] in decision.legal_ops
@@ -374,7 +374,7 @@ def test_the_level_stays_raised_across_a_resume(tmp_path, tiny_task):
     settings = {"thresholds": {"escalate_updates": 2}, **NO_END}
     tiny_run.play_run(tmp_path, plant_nan_gradient, updates=2, **settings)
     tiny_run.play_run(tmp_path, updates=5, resume=True, **settings)
-    assert {event.update for event in tiny_run.told(tmp_path, Decision)} == {1, 2, 3}
+    assert {event.update for event in tiny_run.told(tmp_path, DecisionMade)} == {1, 2, 3}
 
 
 def test_what_is_usual_is_remembered_across_a_resume(tmp_path, tiny_task):

@@ -1,6 +1,6 @@
 """LearnedController: a trained network decides. And how facts look to such a network.
 
-Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree (see `policy.tree`).
+Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree (see `policy.action_tree`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from simic.control.observation import Observation, ObservationSpec, observe
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
-from simic.policy.saved import (
+from simic.policy.agent_state import (
     FORMAT,
     check_format,
     check_scales,
@@ -29,6 +28,7 @@ from simic.policy.saved import (
     read_policy_config,
     shown,
 )
+from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
 from simic.storage.bundle import BundleError, load_bundle
 from simic.storage.checkpoint import is_checkpoint, load_checkpoint
 

@@ -1,8 +1,10 @@
-"""Collector: an agent plays any Gymnasium vector environment, and what happens becomes a Rollout.
+"""Collector: runs an agent in a Gymnasium vector environment and returns rollouts.
 
-Actions must be Discrete or MultiDiscrete; a mask of legal actions is taken from `info["action_mask"]` if it is there,
-one column per choice of every head. `View` is the place where an environment with other needs, such as growth, says how
-its observations and masks look to a policy.
+Actions must be Discrete or MultiDiscrete. If `info["action_mask"]` exists, it holds the legal actions, one column per
+choice of every head. For other environments, such as growth, pass a `View` that converts observations, masks and
+actions.
+
+Shapes: T steps, N environments, H heads, R rows and W choices of the action tree, S slots.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from simic.policy.network import PolicyConfig, RecurrentActorCritic
+from simic.gymnasium.flat_network import RecurrentActorCritic
+from simic.policy.config import PolicyConfig
 from simic.ppo.agent import PPOAgent
 from simic.ppo.rollout import Rollout
 
@@ -24,10 +27,10 @@ MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
 
 
 class View(Protocol):
-    """How an environment looks to a policy."""
+    """Converts between an environment and a policy."""
 
     def observation(self, observation: Any, reward: np.ndarray) -> dict[str, np.ndarray]:
-        """Parts of the observation (N, ...) from what the environment showed; `reward` (N,) came with it."""
+        """Parts of the observation (N, ...) from the environment's observation and the last reward (N,)."""
         ...
 
     def mask(self, info: dict[str, Any], num_envs: int) -> np.ndarray:
@@ -35,11 +38,11 @@ class View(Protocol):
         ...
 
     def action(self, action: np.ndarray) -> np.ndarray:
-        """What `step` takes, from rows of head indices (N, H)."""
+        """The argument of `step`, from rows of head indices (N, H)."""
         ...
 
     def contribution(self, info: dict[str, Any]) -> np.ndarray | None:
-        """What seeds contribute now (N, S), if the environment knows."""
+        """Contributions of the seeds (N, S), if the environment measures them."""
         ...
 
 
@@ -65,12 +68,12 @@ class BoxView:
         self._all = np.arange(max(self.head_sizes)) < np.array(self.head_sizes)[:, None]  # (R, W)
 
     def observation(self, observation: Any, reward: np.ndarray) -> dict[str, np.ndarray]:
-        """All features in one part."""
+        """All features as the part `base`."""
         # A copy: environments may write the next observation into the same array.
         return {"base": np.array(observation, dtype=np.float32).reshape(len(observation), -1)}
 
     def mask(self, info: dict[str, Any], num_envs: int) -> np.ndarray:
-        """All choices, or what `info` says."""
+        """All choices are legal unless `info` has an `action_mask`."""
         mask = np.repeat(self._all[None], num_envs, axis=0)
         flat = info.get("action_mask")
         if flat is None:
@@ -85,22 +88,22 @@ class BoxView:
         return mask
 
     def action(self, action: np.ndarray) -> np.ndarray:
-        """Numbers for Discrete, rows for MultiDiscrete."""
+        """(N,) for Discrete, (N, H) for MultiDiscrete."""
         return action[:, 0] if self._discrete else action
 
     def contribution(self, info: dict[str, Any]) -> None:
-        """Nothing grows here."""
+        """None: there are no seeds."""
 
 
 class Finished(NamedTuple):
-    """An episode that ended."""
+    """A finished episode."""
 
     total_reward: float
     length: int
 
 
 class Collector:
-    """Plays `num_steps` decisions of every environment at a time; episodes go on from one rollout to the next."""
+    """Collects `num_steps` decisions of every environment per rollout; episodes continue in the next rollout."""
 
     def __init__(
         self, envs: VectorEnv, agent: PPOAgent, num_steps: int, *, view: View | None = None, rng_seed: int = 0
@@ -108,16 +111,16 @@ class Collector:
         self.mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         if self.mode not in MODES:
             raise ValueError(
-                f"the environments must begin a new episode by themselves, in the same step or the next, got "
-                f"{self.mode}; pass autoreset_mode=AutoresetMode.SAME_STEP"
+                f"the environments must reset automatically, in the same step or the next, got {self.mode}; pass "
+                "autoreset_mode=AutoresetMode.SAME_STEP"
             )
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {num_steps}")
         self.envs, self.agent, self.num_steps = envs, agent, num_steps
-        self.view: View = view or _plain_view(envs, agent)
+        self.view: View = view or _box_view(envs, agent)
         n = envs.num_envs
         self.finished: deque[Finished] = deque(maxlen=100)
-        """The latest episodes that ended."""
+        """The latest finished episodes."""
         self._observation, self._info = envs.reset(seed=rng_seed)
         self._state, self._first = agent.initial_state(n), np.ones(n, dtype=bool)
         self._resets, self._reward = np.zeros(n, dtype=bool), np.zeros(n)
@@ -130,20 +133,20 @@ class Collector:
         steps: list[dict[str, Any]] = []
         values: list[np.ndarray] = []
         for _ in range(self.num_steps):
-            seen = self.view.observation(self._observation, self._reward)
+            inputs = self.view.observation(self._observation, self._reward)
             mask = self.view.mask(self._info, n)
-            # What is chosen for an environment that only resets is ignored; it may have nothing legal left.
+            # The action of an environment that only resets is ignored, and its mask may be empty.
             mask[self._resets, :, 0] = True
             if self._first.any():
                 self._state[torch.from_numpy(self._first)] = 0.0
-            decision = agent.act(seen, mask, self._state)
-            values.append(decision.value)
-            observation, reward, terminated, truncated, info = self.envs.step(self.view.action(decision.action))
+            chosen = agent.act(inputs, mask, self._state)
+            values.append(chosen.value)
+            observation, reward, terminated, truncated, info = self.envs.step(self.view.action(chosen.action))
             valid, ended = ~self._resets, (terminated | truncated) & ~self._resets
             step = {
-                "observation": seen,
+                "observation": inputs,
                 "mask": mask,
-                "action": decision.action,
+                "action": chosen.action,
                 "reward": np.where(valid, reward, 0.0),
                 "terminated": terminated & valid,
                 "truncated": truncated & ~terminated & valid,
@@ -156,33 +159,32 @@ class Collector:
                 step["contribution"] = np.where(ended[:, None], np.nan, contribution)
             steps.append(step)
             self._count(step["reward"], valid, ended)
-            self._state = decision.state
+            self._state = chosen.state
             self._reward = step["reward"]
             if self.mode is AutoresetMode.SAME_STEP:
                 self._reward = np.where(ended, 0.0, reward)
                 if step["truncated"].any():
-                    self._value_final(step, info, reward)
+                    self._add_final_values(step, info, reward)
                 self._first = ended
             else:
                 self._first, self._resets = self._resets, ended
             self._observation, self._info = observation, info
         return self._assemble(steps, values, state_before)
 
-    def _value_final(self, step: dict[str, Any], info: dict[str, Any], reward: np.ndarray) -> None:
-        """Values of the states that were cut off, from their last observations."""
-        cut = np.flatnonzero(step["truncated"])
-        last = [info["final_obs"][env] for env in cut]
-        seen = self.view.observation(_stack(last), reward[cut])
-        step["next_value"][cut] = self.agent.value(seen, self._state[torch.from_numpy(cut)])
+    def _add_final_values(self, step: dict[str, Any], info: dict[str, Any], reward: np.ndarray) -> None:
+        """Set `next_value` of truncated episodes from their final observations."""
+        envs = np.flatnonzero(step["truncated"])
+        inputs = self.view.observation(_stack([info["final_obs"][env] for env in envs]), reward[envs])
+        step["next_value"][envs] = self.agent.value(inputs, self._state[torch.from_numpy(envs)])
 
     def _assemble(self, steps: list[dict[str, Any]], values: list[np.ndarray], state: Tensor) -> Rollout:
         last_value = self.agent.value(self.view.observation(self._observation, self._reward), self._state)
-        following = np.stack([*values[1:], last_value])  # (T, N) values of what came next in each sequence
+        following = np.stack([*values[1:], last_value])  # (T, N) values of the next step of each sequence
         stacked = {name: np.stack([step[name] for step in steps]) for name in steps[0] if name != "observation"}
         if self.mode is AutoresetMode.NEXT_STEP:
-            # The step after an end shows the last observation of the episode that ended.
+            # The reset step after an end still reads the final observation: its value is that of the final state.
             stacked["next_value"] = np.where(stacked["truncated"], following, 0.0)
-        # The end of the rollout cuts off what is not over.
+        # The end of the rollout truncates unfinished episodes.
         open_end = ~(stacked["terminated"][-1] | stacked["truncated"][-1]) & stacked["valid"][-1]
         stacked["truncated"][-1] |= open_end
         stacked["next_value"][-1] = np.where(open_end, following[-1], stacked["next_value"][-1])
@@ -202,14 +204,12 @@ class Collector:
         self._total[ended], self._length[ended] = 0.0, 0
 
 
-def _plain_view(envs: VectorEnv, agent: PPOAgent) -> BoxView:
-    """How the environments look without a view of the caller's; an agent made for others is refused."""
+def _box_view(envs: VectorEnv, agent: PPOAgent) -> BoxView:
+    """The default view; an agent made for other spaces is refused."""
     view = BoxView(envs.single_observation_space, envs.single_action_space)
-    network = agent.plain
-    heads = list(network.head_sizes) if isinstance(network, RecurrentActorCritic) else view.head_sizes
     for what, made, shown in (
-        ("observations", network.sizes, {"base": view.observation_size}),
-        ("action heads", heads, view.head_sizes),
+        ("observations", agent.plain.sizes, {"base": view.observation_size}),
+        ("action heads", list(agent.plain.fixed_head_sizes.values()), view.head_sizes),
     ):
         if made != shown:
             raise ValueError(
@@ -220,7 +220,7 @@ def _plain_view(envs: VectorEnv, agent: PPOAgent) -> BoxView:
 
 
 def make_network(envs: VectorEnv, config: PolicyConfig | None = None) -> RecurrentActorCritic:
-    """A network that fits an environment's spaces."""
+    """An untrained network for the spaces of an environment."""
     view = BoxView(envs.single_observation_space, envs.single_action_space)
     return RecurrentActorCritic(view.observation_size, view.head_sizes, config)
 

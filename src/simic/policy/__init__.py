@@ -1,1 +1,1 @@
-"""Networks that decide, and the distribution they decide with. They know tensors, not hosts."""
+"""Policy networks and their action distribution. They work on tensors and know nothing about hosts."""

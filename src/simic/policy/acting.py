@@ -1,4 +1,4 @@
-"""One decision of a network for N environments: arrays in, a choice out. Bad input is refused here, by name."""
+"""One decision of a network for N environments: arrays in, actions out. Invalid input is refused here, by name."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.policy.masked import check_masks
+from simic.policy.action_tree import ActionTree, TreeDistribution
+from simic.policy.masked_categorical import check_masks
 from simic.policy.network import Observation, unwrap
-from simic.policy.tree import ActionTree, TreeDistribution
 
 
 class Choice(NamedTuple):
-    """What a network chose for N environments."""
+    """The actions of N environments, as tensors."""
 
     action: Tensor  # (N, H)
-    log_prob: Tensor  # (N, H), 0 where a head does not matter
-    value: Tensor  # (N,), in the units of the critic
-    state: Tensor  # (N, K) to hand in at the next decision
+    log_prob: Tensor  # (N, H), 0 for unused heads
+    value: Tensor  # (N,), normalized as the critic's output
+    state: Tensor  # (N, K), the input of the next decision
 
 
 @torch.no_grad()
@@ -33,34 +33,33 @@ def choose(
     greedy: bool = False,
     generator: torch.Generator | None = None,
 ) -> Choice:
-    """Sample an action, or take the likeliest: parts of the observation (N, ...), mask (N, R, W), state (N, K)."""
-    tree, seen = unwrap(network).tree, as_sequence(network, observation)
-    check_row_count(tree, mask.shape[1], seen)
+    """Sample actions, or take the most likely: observation parts (N, ...), mask (N, R, W), state (N, K)."""
+    tree, inputs = unwrap(network).tree, as_sequence(network, observation)
+    check_row_count(tree, mask.shape[1], inputs)
     check_masks(mask, tree.row_names(mask.shape[1]))
-    output = network(seen, state)
+    output = network(inputs, state)
     policy = TreeDistribution(tree, output.logits[0], torch.from_numpy(mask).to(state.device))
     action = policy.mode() if greedy else policy.sample(generator)
     return Choice(action, policy.head_log_prob(action), output.value[0], output.state)
 
 
 def as_sequence(network: nn.Module, observation: Mapping[str, np.ndarray]) -> Observation:
-    """The parts that a network looks at as a sequence of one step (1, N, ...) on its device."""
-    plain, device = unwrap(network), next(network.parameters()).device
-    seen = {}
-    for part, size in plain.sizes.items():
+    """The parts that the network reads, as a sequence of one step (1, N, ...) on its device."""
+    device, inputs = next(network.parameters()).device, {}
+    for part, size in unwrap(network).sizes.items():
         values = np.asarray(observation[part], dtype=np.float32)
         if values.shape[-1] != size:
             raise ValueError(f"observation {part!r} must have {size} features for this network, got {values.shape}")
         if not np.isfinite(values).all():
             env = int(np.argwhere(~np.isfinite(values))[0][0])
             raise ValueError(f"observation {part!r} of environment {env} is not finite: a policy cannot act on it")
-        values = np.require(values, requirements=["C", "W"])  # a copy only of what torch would not share
-        seen[part] = torch.from_numpy(values).to(device).unsqueeze(0)
-    return seen
+        values = np.require(values, requirements=["C", "W"])  # copies only what torch cannot share
+        inputs[part] = torch.from_numpy(values).to(device).unsqueeze(0)
+    return inputs
 
 
 def check_row_count(tree: ActionTree, rows: int, observation: Mapping[str, Tensor]) -> None:
-    """Raise unless a mask has the rows of the tree, pointed ones for every slot included."""
+    """Raise unless a mask has all rows of the tree, including one pointed row for each slot."""
     slots = observation["slots"].shape[-2] if tree.pointed >= 0 else 0
     if rows != tree.num_rows + slots:
         raise ValueError(

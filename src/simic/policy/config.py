@@ -1,4 +1,4 @@
-"""PolicyConfig: the shape of a policy network."""
+"""PolicyConfig: the architecture of a policy network."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ CoreName = Literal["lstm", "gru"]
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """The shape of a policy network."""
+    """The architecture of a policy network."""
 
     hidden_size: int = 128
-    """Units of the recurrent core."""
+    """Hidden units of the recurrent core."""
     core: CoreName = "lstm"
-    """Kind of recurrent core."""
+    """Type of the recurrent core."""
     encoding_size: int = 64
-    """Units that describe the host, and each slot."""
+    """Size of the embedding of the host, and of each slot and blueprint."""
     normalize_observations: bool = True
-    """Whether features are brought to mean 0 and deviation 1 over all that was seen."""
+    """Standardize each feature by its running mean and standard deviation."""
     predict_contributions: bool = True
-    """Whether an auxiliary head predicts what each seed will contribute."""
+    """Add an auxiliary head that predicts the contribution of each seed."""
     isolate_prediction: bool = False
-    """Whether that head learns without shaping the rest of the network."""
+    """Stop the gradient between the auxiliary head and the rest of the network."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "encoding_size"):

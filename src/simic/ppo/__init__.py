@@ -1,1 +1,1 @@
-"""Learning to decide: recurrent PPO, imitation, and learning from recorded episodes."""
+"""Training a policy: recurrent PPO from rollouts; imitation and implicit Q-learning from recorded episodes."""

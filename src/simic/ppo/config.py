@@ -1,197 +1,162 @@
-"""How a policy learns: from rollouts by PPO, from recorded episodes by imitation or implicit Q-learning (IQL)."""
+"""Settings of PPO, and of imitation and implicit Q-learning (IQL) from recorded episodes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 Surrogate = Literal["joint", "per_head"]
 LearningRateSchedule = Literal["constant", "linear", "kl"]
-KL_STOP = 1.5
-"""An update stops before a step whose KL exceeds so many times the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """How a policy learns from rollouts."""
+    """Settings of PPO."""
 
     gamma: float = 0.99
-    """Discount; reward shaping uses the same."""
+    """Discount factor, also of reward shaping."""
     gae_lambda: float = 0.95
-    """Decay of advantage estimates: 0 trusts the critic, 1 the returns."""
+    """Lambda of generalized advantage estimation: 0 is the one-step TD error, 1 the Monte Carlo return."""
     learning_rate: float = 3e-4
-    """Adam's step size at the start."""
+    """Initial learning rate of Adam."""
     learning_rate_schedule: LearningRateSchedule = "constant"
-    """Keep it, let it fall linearly to 0 over `anneal_updates`, or steer it by the KL."""
+    """constant; linear: to 0 over anneal_updates; kl: adapted after each update to keep the KL near target_kl."""
     ppo_epochs: int = 4
     """Passes over a rollout."""
     num_minibatches: int = 4
-    """Gradient steps per pass; a minibatch holds whole environments."""
+    """Minibatches, and so gradient steps, per PPO epoch; each holds whole environments."""
     micro_batches: int = 1
-    """Parts of a minibatch that are computed one after the other, to save memory; the gradient is the same."""
+    """Parts of a minibatch that are computed one after the other to save memory; the gradient is the same."""
     surrogate: Surrogate = "joint"
-    """Clip the ratio of whole actions, or that of each head."""
+    """Clip the probability ratio of whole actions (joint) or of each head (per_head)."""
     clip_range: float = 0.2
-    """How far a ratio may move before it stops to count."""
+    """Clip range of the probability ratio."""
     value_coefficient: float = 0.5
     """Weight of the value loss."""
     value_clip_range: float | None = None
-    """Clip values around the old ones, which are stale after the first pass; off by default."""
+    """Clip range of the value around its old prediction; None does not clip."""
     entropy_coefficient: float = 0.01
-    """Weight of the mean normalised entropy of the heads: its effect does not grow with their number."""
+    """Weight of the entropy bonus, the mean normalized entropy of the heads."""
     final_entropy_coefficient: float | None = None
-    """Where that weight goes, linearly over `anneal_updates`; None keeps it."""
+    """Entropy coefficient after anneal_updates, reached linearly; None keeps entropy_coefficient."""
     head_entropy: dict[str, float] = field(default_factory=dict)
-    """Multipliers of that weight for every head; empty means 1 for all."""
+    """Relative weight of each head in the entropy bonus; empty weighs all heads equally."""
     entropy_floor: float = 0.0
-    """A head whose normalised entropy, where it had a choice, falls below this gets `floor_boost` times the weight."""
+    """Normalized entropy of a head below which its entropy bonus is multiplied by floor_boost."""
     floor_boost: float = 10.0
-    """See `entropy_floor`."""
+    """Factor on the entropy bonus of heads below entropy_floor."""
     anneal_updates: int | None = None
-    """Updates over which schedules run; None in a run's settings stands for all of its updates."""
+    """Updates over which the linear schedules run; None in a run's settings means all of its updates."""
     auxiliary_coefficient: float = 0.1
-    """Weight of the loss of predicted contributions."""
+    """Weight of the auxiliary loss of predicted contributions."""
     target_kl: float | None = 0.02
-    """Stop an update when the policy moved further than 1.5 times this, before the step is taken; None never stops."""
+    """End an update early when its KL divergence exceeds 1.5 times this; None never does."""
     max_gradient_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Gradient clipping: maximum norm over all parameters."""
     max_head_gradient_norm: float | None = None
-    """The same for the parameters of each head alone, before the whole; None does not."""
+    """Gradient clipping: maximum norm over the parameters of each head, applied first; None does not clip heads."""
     adam_epsilon: float = 1e-5
-    """Adam's epsilon."""
+    """Epsilon of Adam."""
     critic_weight_decay: float = 0.0
-    """Weight decay of the critic; the rest has none."""
+    """Weight decay of the critic; other parameters have none."""
     normalize_values: bool = True
-    """Whether the critic learns returns of mean 0 and deviation 1."""
+    """Train the critic on value targets with mean 0 and standard deviation 1 (PopArt)."""
     scale_rewards: bool = True
-    """Whether rewards are divided by the running deviation of returns."""
+    """Divide rewards by the running standard deviation of the returns."""
     recompute_advantages: bool = False
-    """Whether each pass over a rollout begins with fresh values and advantages."""
+    """Recompute values and advantages at the start of each PPO epoch."""
     max_skipped_steps: int = 10
-    """So many gradient steps in a row that are not finite end the run."""
+    """Consecutive non-finite gradient steps after which the run ends as diverged."""
 
     def __post_init__(self) -> None:
-        _check(self, "gamma", 0, 1)
-        _check(self, "gae_lambda", 0, 1)
-        _check(self, "entropy_floor", 0, 1)
-        for name in ("ppo_epochs", "num_minibatches", "micro_batches", "max_skipped_steps"):
-            _check(self, name, 1)
-        optional = ("value_clip_range", "target_kl", "max_head_gradient_norm")
-        given = [name for name in optional if getattr(self, name) is not None]
-        for name in ("learning_rate", "clip_range", "max_gradient_norm", "adam_epsilon", *given):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("value_coefficient", "entropy_coefficient", "auxiliary_coefficient", "critic_weight_decay"):
-            _check(self, name, 0)
-        _check(self, "floor_boost", 1)
-        for head, multiplier in self.head_entropy.items():
-            if not multiplier >= 0:
-                raise ValueError(f"head_entropy must not be negative, got {multiplier} for {head}")
-        _check_choice(self, "surrogate", Surrogate)
-        _check_choice(self, "learning_rate_schedule", LearningRateSchedule)
-        if self.final_entropy_coefficient is not None:
-            _check(self, "final_entropy_coefficient", 0)
-        if self.anneal_updates is not None:
-            _check(self, "anneal_updates", 1)
+        _check(self, "gamma gae_lambda entropy_floor", *SHARE)
+        _check(self, "ppo_epochs num_minibatches micro_batches max_skipped_steps floor_boost anneal_updates", *FROM_ONE)
+        _check(self, "learning_rate clip_range max_gradient_norm adam_epsilon", *POSITIVE)
+        _check(self, "value_clip_range target_kl max_head_gradient_norm", *POSITIVE)
+        _check(
+            self, "value_coefficient entropy_coefficient final_entropy_coefficient auxiliary_coefficient", *FROM_ZERO
+        )
+        _check(self, "critic_weight_decay", *FROM_ZERO)
+        for head, weight in self.head_entropy.items():
+            if not weight >= 0:
+                raise ValueError(f"head_entropy must not be negative, got {weight} for {head}")
+        for name, kind in (("surrogate", Surrogate), ("learning_rate_schedule", LearningRateSchedule)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
         if self.learning_rate_schedule == "kl" and self.target_kl is None:
             raise ValueError("learning_rate_schedule 'kl' needs a target_kl, got None")
-
-    def check_schedules(self) -> None:
-        """Raise if something anneals and nobody said over how many updates: it would never change."""
-        anneals = self.learning_rate_schedule == "linear" or self.final_entropy_coefficient is not None
-        if anneals and self.anneal_updates is None:
-            raise ValueError("schedules need anneal_updates, the number of updates they run over, got None")
-
-    def progress(self, update: int) -> float:
-        """How far schedules are at an update, from 0 to 1."""
-        return min(1.0, update / self.anneal_updates) if self.anneal_updates else 0.0
-
-    def entropy_weight(self, update: int) -> float:
-        """The entropy coefficient at an update."""
-        last = self.entropy_coefficient if self.final_entropy_coefficient is None else self.final_entropy_coefficient
-        return self.entropy_coefficient + self.progress(update) * (last - self.entropy_coefficient)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationConfig:
-    """How a policy learns from what others did."""
+    """Settings of imitation (behaviour cloning) from recorded episodes."""
 
     passes: int = 100
-    """Most times that the recorded episodes are gone through."""
+    """Maximum number of passes over the recorded episodes."""
     minibatch_envs: int = 16
-    """Environments per gradient step, with their whole sequences."""
+    """Environments per minibatch, each with its whole sequence."""
     learning_rate: float = 1e-3
-    """Adam's step size."""
+    """Learning rate of Adam."""
     held_out: float = 0.1
-    """Share of environments that is watched instead of learned from; 0 watches none and makes all passes."""
+    """Share of environments held out for early stopping; 0 holds out none and makes all passes."""
     patience: int = 10
-    """Passes without a better loss of held-out environments that end learning; the best weights are kept."""
+    """Early stopping: passes without a lower held-out loss; the best weights are kept."""
     value_coefficient: float = 0.5
-    """Weight of the critic's error about the returns that followed; 0 teaches it nothing."""
+    """Weight of the value loss against the recorded returns; 0 does not train the critic."""
     entropy_coefficient: float = 0.0
-    """Weight of the mean normalised entropy of the heads, which keeps a policy from becoming too sure to explore."""
+    """Weight of the entropy bonus, which keeps the policy exploring."""
     max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradient clipping: maximum norm."""
 
     def __post_init__(self) -> None:
-        for name in ("passes", "minibatch_envs", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("value_coefficient", "entropy_coefficient"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be a share from 0 to below 1, got {self.held_out}")
+        _check(self, "passes minibatch_envs patience", *FROM_ONE)
+        _check(self, "learning_rate max_gradient_norm", *POSITIVE)
+        _check(self, "value_coefficient entropy_coefficient", *FROM_ZERO)
+        _check(self, "held_out", "at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IQLConfig:
-    """How a policy learns from recorded episodes."""
+    """Settings of implicit Q-learning from recorded episodes."""
 
     steps: int = 3000
     """Gradient steps."""
     minibatch_envs: int = 16
-    """Environments per gradient step, with their whole sequences."""
+    """Environments per minibatch, each with its whole sequence."""
     learning_rate: float = 1e-3
-    """Adam's step size."""
+    """Learning rate of Adam."""
     expectile: float = 0.8
-    """What V aims at among the worths of recorded actions: 0.5 is their mean, towards 1 the best of them."""
+    """Expectile of the recorded actions' Q that V regresses to: 0.5 is their mean, towards 1 their maximum."""
     inverse_temperature: float = 3.0
-    """How much likelier the policy makes an action that is better by a deviation of returns: 0 imitates, more picks."""
+    """Advantage weighting exp(inverse_temperature * advantage) of the policy loss; 0 is plain imitation."""
     weight_limit: float = 100.0
-    """The most that one decision counts."""
+    """Upper limit of the advantage weight of a decision."""
     target_rate: float = 0.01
-    """Share of the way that the Q which V learns from goes towards the one that learns, each step."""
+    """Rate of the moving average that updates the target Q network."""
     value_coefficient: float = 0.5
-    """Weight of V's loss beside the policy's; they share a trunk."""
+    """Weight of the loss of V, which shares the policy's trunk."""
     max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm: those of Q, and those of policy and V."""
+    """Gradient clipping: maximum norm, for Q and for policy and V together."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "minibatch_envs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "weight_limit", "value_coefficient", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not 0 < self.expectile < 1:
-            raise ValueError(f"expectile must be between 0 and 1, both excluded, got {self.expectile}")
-        if not self.inverse_temperature >= 0:
-            raise ValueError(f"inverse_temperature must be at least 0, got {self.inverse_temperature}")
-        if not 0 < self.target_rate <= 1:
-            raise ValueError(f"target_rate must be above 0 and at most 1, got {self.target_rate}")
+        _check(self, "steps minibatch_envs", *FROM_ONE)
+        _check(self, "learning_rate weight_limit value_coefficient max_gradient_norm", *POSITIVE)
+        _check(self, "inverse_temperature", *FROM_ZERO)
+        _check(self, "expectile", "above 0 and below 1", lambda value: 0 < value < 1)
+        _check(self, "target_rate", "above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
-def _check(config: object, name: str, low: float, high: float = float("inf")) -> None:
-    if not low <= getattr(config, name) <= high:
-        limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
-        raise ValueError(f"{name} must be {limit}, got {getattr(config, name)}")
+Rule = tuple[str, Callable[[float], bool]]
+SHARE: Rule = ("between 0 and 1", lambda value: 0 <= value <= 1)
+FROM_ZERO: Rule = ("at least 0", lambda value: value >= 0)
+FROM_ONE: Rule = ("at least 1", lambda value: value >= 1)
+POSITIVE: Rule = ("above 0", lambda value: value > 0)
 
 
-def _check_choice(config: object, name: str, allowed: object) -> None:
-    choices = getattr(allowed, "__args__")  # noqa: B009 - a Literal's choices are not in its type
-    if getattr(config, name) not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
+def _check(config: object, names: str, rule: str, valid: Callable[[float], bool]) -> None:
+    """Raise unless each named setting is None or valid. NaN compares as False, so it is refused."""
+    for name in names.split():
+        value = getattr(config, name)
+        if value is not None and not valid(value):
+            raise ValueError(f"{name} must be {rule}, got {value}")

@@ -1,65 +1,32 @@
-"""PPO's objective on a minibatch: what is held fixed, how means are taken, and the terms of the loss.
+"""PPO's objective on a minibatch: the weights of its means, the terms of the loss, and how far an update moved.
 
 Shapes: T steps, N environments, H heads, S slots.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from simic.policy.action_tree import TreeDistribution
 from simic.policy.network import unwrap
-from simic.policy.tree import TreeDistribution
 from simic.ppo import losses
+from simic.ppo.batch import Batch
 from simic.ppo.config import PPOConfig
-from simic.ppo.rollout import Rollout
 from simic.telemetry.anomalies import Thresholds
 
 MAX_ALARMS = 5
-"""Decisions with extreme ratios that are told one by one, of those that rose and of those that fell."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A rollout, and what is held fixed while the policy learns from it."""
-
-    rollout: Rollout
-    log_prob: Tensor
-    """Of each head under the policy before the update (T, N, H)."""
-    value: Tensor
-    """Before the update, in units of scaled reward (T, N)."""
-    target: Tensor
-    """Returns that values should tell, in the same units (T, N)."""
-    advantage: Tensor
-    """Normalised (T, N)."""
-    matters: Tensor
-    """Heads that count in a free decision (T, N, H)."""
-    available: Tensor
-    """Heads that count and left a choice (T, N, H)."""
-
-    @property
-    def free(self) -> Tensor:
-        """Valid decisions in which some head that counts left a choice (T, N)."""
-        return self.available.any(-1)
-
-    def environments(self, index: Tensor) -> Batch:
-        """The part of some environments, by an index on the CPU."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rollout"}
-        here = index.to(self.target.device)
-        return Batch(
-            rollout=self.rollout.environments(index), **{name: value[:, here] for name, value in parts.items()}
-        )
+"""Decisions with extreme ratios that are reported one by one, for increases and for decreases."""
 
 
 class Weights(NamedTuple):
-    """Weights that turn sums into means over a minibatch, whatever parts it is computed in."""
+    """Weights whose weighted sums are means over a minibatch, whatever micro-batches it is computed in."""
 
     policy: Tensor  # (T, N) free decisions
-    heads: Tensor  # (T, N, H) decisions where a head matters
-    entropy: Tensor  # (T, N, H) decisions where a head had a choice
+    heads: Tensor  # (T, N, H) free decisions that use a head
+    entropy: Tensor  # (T, N, H) decisions in which a head had a choice
     value: Tensor  # (T, N) valid decisions
     contribution: Tensor | None  # (T, N, S) known contributions
 
@@ -70,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The figures of a gradient step, each a weighted sum over its minibatch."""
+    """The terms of the loss and measurements of a gradient step, each a weighted sum over its minibatch."""
 
     loss: Tensor
     policy_loss: Tensor
@@ -89,8 +56,8 @@ def mean_weights(minibatch: Batch) -> Weights:
         contribution = losses.mean_weights(rollout.contribution.isfinite() & rollout.valid.unsqueeze(-1))
     return Weights(
         policy=losses.mean_weights(minibatch.free),
-        heads=losses.head_mean_weights(minibatch.matters),
-        entropy=losses.head_mean_weights(minibatch.available),
+        heads=losses.head_mean_weights(minibatch.head_used),
+        entropy=losses.head_mean_weights(minibatch.has_choice),
         value=losses.mean_weights(rollout.valid),
         contribution=contribution,
     )
@@ -101,12 +68,12 @@ def ppo_terms(
     part: Batch,
     weights: Weights,
     entropy_weights: Tensor,
-    value_moments: tuple[Tensor, Tensor],
+    value_mean_std: tuple[Tensor, Tensor],
     config: PPOConfig,
 ) -> Terms:
-    """PPO's loss on part of a minibatch: surrogate + value error + auxiliary error - entropy."""
+    """PPO's loss on a micro-batch: surrogate + value loss + auxiliary loss - entropy bonus."""
     rollout = part.rollout
-    output = network(rollout.observation, rollout.state, rollout.pieces())
+    output = network(rollout.observation, rollout.state, rollout.segments)
     policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
     head_log_ratio = policy.head_log_prob(rollout.action) - part.log_prob
     log_ratio = head_log_ratio.sum(-1)
@@ -117,7 +84,7 @@ def ppo_terms(
         advantage = part.advantage.unsqueeze(-1)
         surrogate = losses.clipped_surrogate(head_log_ratio, advantage, clip_range=config.clip_range)
         policy_loss = (surrogate * weights.heads).sum()
-    mean, std = value_moments
+    mean, std = value_mean_std
     target, old = (part.target - mean) / std, (part.value - mean) / std
     value_error = losses.value_loss(output.value, target, old, clip_range=config.value_clip_range)
     value_loss = (value_error * weights.value).sum()
@@ -147,7 +114,7 @@ def ppo_terms(
 
 
 def step_means(steps: list[tuple[Terms, Tensor]]) -> dict[str, Tensor]:
-    """Means over the gradient steps of an update, each with its gradient norms (1 + H,)."""
+    """Means over the gradient steps of an update, each given with its gradient norms (1 + H,)."""
     if not steps:
         return {}
     terms, norms = zip(*steps, strict=True)
@@ -158,10 +125,10 @@ def step_means(steps: list[tuple[Terms, Tensor]]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def ratio_figures(network: nn.Module, batch: Batch, thresholds: Thresholds) -> dict[str, Tensor]:
-    """How far an update moved the probabilities of what was done; the worst decisions with the head that moved most."""
+def ratio_statistics(network: nn.Module, batch: Batch, thresholds: Thresholds) -> dict[str, Tensor]:
+    """The probability ratios after an update, and the most extreme decisions with the head that moved most."""
     rollout = batch.rollout
-    output = network(rollout.observation, rollout.state, rollout.pieces())
+    output = network(rollout.observation, rollout.state, rollout.segments)
     policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
     moved = torch.where(batch.free.unsqueeze(-1), policy.head_log_prob(rollout.action) - batch.log_prob, 0.0)
     log_ratio, weights = moved.sum(-1), losses.mean_weights(batch.free)

@@ -1,6 +1,6 @@
-"""Rollout: what N environments went through in T steps, as tensors; the only thing the learner sees.
+"""Rollout: T decisions of N environments as tensors, the input of all learning.
 
-Shapes: T steps, N environments, H heads, R rows and W choices of the action tree, S slots, K numbers of a state.
+Shapes: T steps, N environments, H heads, R rows and W choices of the action tree, S slots, K the size of a state.
 """
 
 from __future__ import annotations
@@ -15,50 +15,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simic.policy.acting import check_row_count
-from simic.policy.masked import check_masks
+from simic.policy.action_tree import ActionTree
+from simic.policy.masked_categorical import check_masks
 from simic.policy.network import ActorCritic, Observation
 from simic.policy.recurrence import EpisodeSegments, split_episodes
-from simic.policy.tree import ActionTree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Everything of T x N decisions. Nothing here carries a gradient. A rollout is made on the CPU."""
+    """T x N decisions, without gradients. A rollout is made on the CPU."""
 
     observation: Observation
-    """What was seen before each decision, parts (T, N, ...)."""
+    """Observation before each decision, parts (T, N, ...)."""
     mask: Tensor
     """Legal choices (T, N, R, W)."""
     action: Tensor
-    """What was done (T, N, H)."""
+    """Actions (T, N, H)."""
     reward: Tensor
-    """What followed (T, N)."""
+    """Reward after each decision (T, N)."""
     terminated: Tensor
-    """The episode ended for good after this decision (T, N)."""
+    """The decision ended the episode in a terminal state (T, N)."""
     truncated: Tensor
-    """The episode was cut off after this decision: `next_value` stands for the rest (T, N)."""
+    """The episode was truncated after this decision; `next_value` estimates the remaining return (T, N)."""
     next_value: Tensor
-    """Value of the state after a truncated step, in units of reward; 0 elsewhere (T, N)."""
+    """Value of the state after a truncated step, on the scale of (scaled) rewards; 0 elsewhere (T, N)."""
     first: Tensor
-    """An episode begins with this decision, from a zero state (T, N). Always on the CPU: sequences are cut there."""
+    """An episode begins with this decision, from a zero state (T, N). Always on the CPU, where sequences are split."""
     valid: Tensor
-    """The decision was real: not padding after an early end, not a step that only resets (T, N)."""
+    """False for padding after an early end, and for steps that only reset an environment (T, N)."""
     state: Tensor
-    """State before the first step (N, K)."""
+    """Recurrent state before the first step (N, K)."""
     contribution: Tensor | None = None
-    """What each seed contributed after the decision (T, N, S); NaN where unknown. Target of the auxiliary head."""
+    """Contribution of each seed after the decision (T, N, S), NaN where unknown: the auxiliary head's target."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """T and N."""
         return self.reward.shape[0], self.reward.shape[1]
 
-    def pieces(self) -> EpisodeSegments | None:
-        """Where to cut the sequences."""
-        return self._pieces
-
     @cached_property
-    def _pieces(self) -> EpisodeSegments | None:
+    def segments(self) -> EpisodeSegments | None:
+        """The sequences split at episode ends; None if no episode begins after the first step."""
         return split_episodes(self.first.numpy(), self.reward.device)
 
     def environments(self, index: Tensor) -> Rollout:
@@ -69,27 +66,24 @@ class Rollout:
         return replace(self, observation={k: v[:, here] for k, v in self.observation.items()}, **chosen)
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on a device."""
+        """The rollout on a device."""
         moved = {name: value.to(device, non_blocking=True) for name, value in self._tensors().items()}
         return replace(self, observation={k: v.to(device) for k, v in self.observation.items()}, **moved)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What lives on the device, but for the observation."""
+        """The tensors that live on the device, without the observation."""
         parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "first"}
         return {name: value for name, value in parts.items() if isinstance(value, Tensor)}
 
     def check(self, network: ActorCritic) -> None:
-        """Raise unless this is what `network` can learn from; names both values of a mismatch. On the CPU only."""
+        """Raise unless shapes and values fit the network; names both values of a mismatch. On the CPU only."""
         steps, tree = self.shape, network.tree
         for name in ("mask", "terminated", "truncated", "next_value", "first", "valid"):
             if getattr(self, name).shape[:2] != steps:
-                found = tuple(getattr(self, name).shape)
-                raise ValueError(
-                    f"{name} must have a row of {steps[1]} for each of {steps[0]} steps, got shape {found}"
-                )
+                raise ValueError(f"{name} must begin with shape {steps}, got shape {tuple(getattr(self, name).shape)}")
         missing = network.sizes.keys() - self.observation.keys()
         if missing:
-            raise ValueError(f"the network looks at {sorted(network.sizes)}, the rollout lacks {sorted(missing)}")
+            raise ValueError(f"the network reads {sorted(network.sizes)}, the rollout lacks {sorted(missing)}")
         for part, size in network.sizes.items():
             values = self.observation[part]
             if values.shape[:2] != steps or values.shape[-1] != size:
@@ -115,9 +109,9 @@ class Rollout:
         self._check_actions(tree)
 
     def _check_actions(self, tree: ActionTree) -> None:
-        """Raise unless actions are indices into what there is to choose from."""
+        """Raise unless actions are valid indices."""
         choices = [self.mask.shape[3]] * len(tree.heads)
-        choices[0] = len(tree.matters)
+        choices[0] = len(tree.head_used)
         if tree.pointed >= 0:
             choices[tree.pointer] = self.mask.shape[2] - tree.num_rows
         outside = (self.action < 0) | (self.action >= torch.tensor(choices))
@@ -125,39 +119,36 @@ class Rollout:
             step, env, head = outside.nonzero()[0].tolist()
             raise ValueError(
                 f"the choice {int(self.action[step, env, head])} of head {tree.heads[head]} at step {step} of "
-                f"environment {env} is none of {choices[head]}"
+                f"environment {env} must be from 0 to {choices[head] - 1}"
             )
 
 
 def _check_finite(name: str, values: Tensor) -> None:
-    """Raise unless values (T, N, F) are finite; says where they are not."""
+    """Raise unless values (T, N, F) are finite; names the first place where they are not."""
     if not torch.isfinite(values).all():
         step, env = (~torch.isfinite(values)).any(-1).nonzero()[0].tolist()
         raise ValueError(f"{name} is not finite at step {step}, environment {env}")
 
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts side by side, as one of all their environments; shorter ones and those with fewer slots are padded."""
+    """Rollouts side by side as one of all environments; shorter ones and those with fewer slots are padded."""
     if len(rollouts) == 1:
         return rollouts[0]
     steps = max(rollout.shape[0] for rollout in rollouts)
-    padded = [_lengthen(rollout, steps) for rollout in rollouts]
-    observation = {part: _side_by_side([r.observation[part] for r in padded]) for part in padded[0].observation}
+    padded = [_pad_steps(rollout, steps) for rollout in rollouts]
     tensors = {}
-    for name in (f.name for f in fields(Rollout)):
-        values = [getattr(rollout, name) for rollout in padded]
-        if name in ("observation", "mask", "contribution"):
-            continue
-        tensors[name] = torch.cat(values, 0 if name == "state" else 1)
-    mask = _side_by_side([rollout.mask for rollout in padded])
-    mask[..., 0] |= ~mask.any(-1)  # rows of slots that are not there
+    for name in (f.name for f in fields(Rollout) if f.name not in ("observation", "mask", "contribution")):
+        tensors[name] = torch.cat([getattr(rollout, name) for rollout in padded], 0 if name == "state" else 1)
+    mask = _concatenate([rollout.mask for rollout in padded])
+    mask[..., 0] |= ~mask.any(-1)  # a padded slot's rows need one legal choice, like every row
     known = [rollout.contribution for rollout in padded if rollout.contribution is not None]
-    contribution = _side_by_side(known, float("nan")) if len(known) == len(padded) else None
+    contribution = _concatenate(known, float("nan")) if len(known) == len(padded) else None
+    observation = {part: _concatenate([r.observation[part] for r in padded]) for part in padded[0].observation}
     return Rollout(observation=observation, mask=mask, contribution=contribution, **tensors)
 
 
-def _lengthen(rollout: Rollout, steps: int) -> Rollout:
-    """Steps that are not valid at the end."""
+def _pad_steps(rollout: Rollout, steps: int) -> Rollout:
+    """The rollout with invalid steps at its end, up to `steps`."""
     missing = steps - rollout.shape[0]
     if not missing:
         return rollout
@@ -167,19 +158,17 @@ def _lengthen(rollout: Rollout, steps: int) -> Rollout:
 
     tensors = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
     longer = {k: extend(v) for k, v in tensors.items() if isinstance(v, Tensor) and k != "state"}
-    longer["valid"][-missing:] = False
-    longer["first"][-missing:] = False
-    longer["truncated"][-missing:] = False
+    for name in ("valid", "first", "truncated"):
+        longer[name][-missing:] = False
     longer["terminated"][-missing:] = True
     return replace(rollout, observation={k: extend(v) for k, v in rollout.observation.items()}, **longer)
 
 
-def _side_by_side(parts: Sequence[Tensor], padding: float = 0) -> Tensor:
-    """Concatenated over environments, after padding all later dimensions to the largest."""
+def _concatenate(parts: Sequence[Tensor], padding: float = 0) -> Tensor:
+    """Concatenate over environments, after padding all later dimensions to the largest."""
     sizes = np.max([part.shape[2:] for part in parts], axis=0).tolist()
-    return torch.cat([_grow(part, sizes, padding) for part in parts], 1)
-
-
-def _grow(part: Tensor, sizes: Sequence[int], padding: float) -> Tensor:
-    missing = [size - have for size, have in zip(sizes, part.shape[2:], strict=True)]
-    return F.pad(part, [n for extra in reversed(missing) for n in (0, extra)], value=padding)
+    padded = []
+    for part in parts:
+        missing = [size - have for size, have in zip(sizes, part.shape[2:], strict=True)]
+        padded.append(F.pad(part, [n for extra in reversed(missing) for n in (0, extra)], value=padding))
+    return torch.cat(padded, 1)

@@ -1,1 +1,1 @@
-"""What happened in a run: events, who writes them, who reads them."""
+"""The log of a run: events, the recorder that writes them, readers, anomaly detection."""

@@ -1,8 +1,10 @@
-"""Events: everything a run says about itself, one frozen dataclass per kind, one line of JSON each.
+"""Events: the log of a run, one frozen dataclass per kind, one line of JSON each.
 
 `events.jsonl` holds what follows from the config and the rng seed alone, so that a run that was killed and resumed
-writes the same bytes. `process.jsonl` holds what depends on the machine and the moment.
-A field that is added later needs a default: older files must stay readable.
+writes the same bytes. `process.jsonl` holds what depends on the machine and the time.
+
+A new kind of event is a subclass here and the line that records it. A field that is added to an existing kind needs a
+default, so that older files stay readable.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 from simic.storage.json_files import check_values
@@ -20,52 +23,73 @@ from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
 
 FILES = (PROCESS_FILE, EVENTS_FILE)
 MAX_LINE_BYTES = 2**21
-"""Of one event; the longest, a run's start with its command line and settings, has some thousands."""
+"""Maximum size of one event; the longest, RunStarted with its command line and settings, takes a few thousand."""
 
 Level = Literal["off", "minimal", "normal", "debug"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""How much is recorded, from nothing to everything; a kind names the first level that records it."""
+"""Levels of detail, ascending; an event is recorded at its own level and above."""
+KINDS: dict[str, type[Event]] = {}
+"""The class of each kind of event."""
 
 
 class EventError(ValueError):
-    """A line that is no event."""
+    """A line that is not an event."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
-    """One decision of the controller in one environment, and what came of it."""
+class Event:
+    """Base class; `class Mine(Event, kind="mine", level="normal")` registers a kind by its name in files."""
 
-    kind: ClassVar[str] = "decision"
-    level: ClassVar[Level] = "debug"
+    kind: ClassVar[str]
+    level: ClassVar[Level]
     file: ClassVar[str] = EVENTS_FILE
 
     update: int
+    """Number of the update, from 0."""
+
+    def __init_subclass__(cls, *, kind: str | None = None, level: Level = "normal") -> None:
+        if kind is not None:
+            cls.kind, cls.level, KINDS[kind] = kind, level, cls
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeEvent(Event):
+    """Base class of events of one environment."""
+
     group: int
     env: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEvent(Event):
+    """Base class of events that depend on the machine and the time."""
+
+    file: ClassVar[str] = PROCESS_FILE
+
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionMade(EpisodeEvent, kind="decision", level="debug"):
+    """One decision of the controller in one environment, and its result."""
+
     decision: int
     state: dict[str, float]
-    """What the host looked like when the controller decided."""
+    """Losses, accuracy and gradient norm of the host before the decision."""
     legal_ops: tuple[str, ...]
     action: str
-    """In words, as `Action` prints itself."""
+    """As `Action` prints itself."""
     probabilities: dict[str, float]
-    """Of what was chosen, by head; heads that do not matter are left out."""
+    """Probability of the chosen value of each used head."""
     value: float
     reward: float
     reward_terms: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LifecycleChange:
-    """A slot that went from one stage to another."""
+class LifecycleChange(EpisodeEvent, kind="lifecycle"):
+    """A slot changed its stage."""
 
-    kind: ClassVar[str] = "lifecycle"
-    level: ClassVar[Level] = "normal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
-    group: int
-    env: int
     decision: int
     slot: str
     blueprint: str
@@ -73,20 +97,13 @@ class LifecycleChange:
     new_stage: str
     reason: str
     readiness: dict[str, float] = field(default_factory=dict)
-    """The figures behind it: age, alpha, contribution and decisions since it was measured, gradient norm."""
+    """Age, alpha, contribution and decisions since it was measured, gradient norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeOutcome:
-    """How the life of one host ended."""
+class EpisodeOutcome(EpisodeEvent, kind="episode"):
+    """The result of one episode."""
 
-    kind: ClassVar[str] = "episode"
-    level: ClassVar[Level] = "normal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
-    group: int
-    env: int
     task: str
     decisions: int
     score: float
@@ -94,53 +111,36 @@ class EpisodeOutcome:
     episode_return: float
     host_parameters: int
     parameters: int
-    """Of the exported network."""
+    """Parameters of the exported network."""
     operations: dict[str, int] = field(default_factory=dict)
-    """Decisions by operation."""
+    """Number of decisions by operation."""
     seeds: dict[str, int] = field(default_factory=dict)
-    """Seeds by fate: fossilized, pruned, dropped."""
+    """Number of seeds by outcome: fossilized, pruned, dropped."""
     rolled_back: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Update:
-    """One PPO update."""
+class Update(Event, kind="update", level="minimal"):
+    """The metrics of one PPO update."""
 
-    kind: ClassVar[str] = "update"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anomaly:
-    """A figure beyond its threshold."""
+class Anomaly(Event, kind="anomaly", level="minimal"):
+    """A metric beyond its threshold."""
 
-    kind: ClassVar[str] = "anomaly"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
     name: str
     value: float
     threshold: float
     where: str = ""
-    """The head, layer or group it was seen in; empty when it is of the whole."""
+    """The head, layer or group; empty for the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GovernorRollback:
-    """A host that broke and was given its last good weights back."""
+class GovernorRollback(EpisodeEvent, kind="rollback", level="minimal"):
+    """The governor restored the last good weights of a broken host."""
 
-    kind: ClassVar[str] = "rollback"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
-    group: int
-    env: int
     decision: int
     verdict: str
     val_loss: float
@@ -149,35 +149,22 @@ class GovernorRollback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GamingSuspicion:
-    """A seed that looks better than it is."""
+class GamingSuspicion(EpisodeEvent, kind="gaming"):
+    """A seed whose measured contribution exceeds its real benefit."""
 
-    kind: ClassVar[str] = "gaming"
-    level: ClassVar[Level] = "normal"
-    file: ClassVar[str] = EVENTS_FILE
-
-    update: int
-    group: int
-    env: int
     decision: int
     slot: str
     blueprint: str
     reason: str
     contribution: float
     gain: float = math.nan
-    """Metric of the host less that of its twin that never grew."""
+    """Metric of the host minus that of its twin, which never grew."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStarted:
-    """A process took over the run: all that is needed to repeat it."""
+class RunStarted(ProcessEvent, kind="run_started", level="minimal"):
+    """A process started or resumed the run, at `update`; holds all that is needed to repeat it."""
 
-    kind: ClassVar[str] = "run_started"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = PROCESS_FILE
-
-    update: int
-    """The first update it will do."""
     command: tuple[str, ...]
     config: dict[str, Any]
     versions: dict[str, str]
@@ -188,107 +175,64 @@ class RunStarted:
     git_commit: str | None = None
     resumed_from: str | None = None
     data_hashes: dict[str, str] = field(default_factory=dict)
-    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFinished:
-    """A process left the run in good order."""
+class RunFinished(ProcessEvent, kind="run_finished", level="minimal"):
+    """A process ended in good order after `update` updates."""
 
-    kind: ClassVar[str] = "run_finished"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = PROCESS_FILE
-
-    update: int
-    """Updates that are done."""
     status: str
     """done, stopped, diverged or failed."""
     exit_code: int
     seconds: float
     reason: str = ""
-    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSaved:
-    """A checkpoint that is safe on disk."""
+class CheckpointSaved(ProcessEvent, kind="checkpoint", level="minimal"):
+    """A checkpoint is safely on disk."""
 
-    kind: ClassVar[str] = "checkpoint"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = PROCESS_FILE
-
-    update: int
     path: str
     metric: float | None = None
     seconds: float = 0.0
-    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerFault:
-    """A worker process that died or failed; its group of environments is run again."""
+class WorkerFault(ProcessEvent, kind="worker_fault", level="minimal"):
+    """A worker process died or failed; its group of environments is run again."""
 
-    kind: ClassVar[str] = "worker_fault"
-    level: ClassVar[Level] = "minimal"
-    file: ClassVar[str] = PROCESS_FILE
-
-    update: int
     worker: int
     group: int
     error: str
-    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseTimings:
-    """Where the time of one update went."""
+class PhaseTimings(ProcessEvent, kind="timings"):
+    """Duration of the phases of one update."""
 
-    kind: ClassVar[str] = "timings"
-    level: ClassVar[Level] = "normal"
-    file: ClassVar[str] = PROCESS_FILE
-
-    update: int
     seconds: dict[str, float]
     """By phase: rollout, statistics, update, record, checkpoint."""
-    time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """An event of a newer simic."""
+    """An event of a kind that this simic does not know."""
 
     kind: str
     fields: dict[str, Any]
-
-
-Event = (
-    Decision
-    | LifecycleChange
-    | EpisodeOutcome
-    | Update
-    | Anomaly
-    | GovernorRollback
-    | GamingSuspicion
-    | RunStarted
-    | RunFinished
-    | CheckpointSaved
-    | WorkerFault
-    | PhaseTimings
-)
-KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in get_args(Event)}
 
 
 def to_json(event: Event | Unknown) -> str:
     """One line without its end: compact, keys sorted; numbers that are not finite become null."""
     if isinstance(event, Unknown):
         return _dump({**event.fields, "kind": event.kind})
-    record: dict[str, Any] = {name: codec.encode(getattr(event, name)) for name, codec in _CODECS_OF[event.kind]}
+    record: dict[str, Any] = {name: codec.encode(getattr(event, name)) for name, codec in _codecs(type(event))}
     record["kind"] = event.kind
     return _dump(record)
 
 
 def from_json(line: str | bytes) -> Event | Unknown:
-    """The event behind a line. Fields that this simic does not know are dropped, kinds become `Unknown`.
+    """The event of a line. Unknown fields are dropped; an unknown kind becomes `Unknown`.
 
     A number that is null is NaN; older files have the texts "nan", "inf" and "-inf".
     """
@@ -299,14 +243,14 @@ def from_json(line: str | bytes) -> Event | Unknown:
             raise TypeError(f"its kind is {kind!r}")
         if kind not in KINDS:
             return Unknown(kind, check_values(record, "it"))
-        known = {name: codec.decode(record[name]) for name, codec in _CODECS_OF[kind] if name in record}
-        return KINDS[kind](**known)
+        cls = KINDS[kind]
+        return cls(**{name: codec.decode(record[name]) for name, codec in _codecs(cls) if name in record})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise EventError(f"not an event ({type(error).__name__}: {error}): {line[:80]!r}") from None
 
 
 class _Codec(NamedTuple):
-    """From a field's value to JSON and back."""
+    """Conversion of a field's value to JSON and back."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -322,7 +266,7 @@ def _float(value: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Free-form data as JSON: numpy numbers become Python's, what JSON has not becomes text."""
+    """Free-form data as JSON: numpy numbers become Python's, types that JSON lacks become text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -360,10 +304,10 @@ _CODECS: dict[Any, _Codec] = {
 }
 
 
-def _codecs(cls: type) -> list[tuple[str, _Codec]]:
+@cache
+def _codecs(cls: type[Event]) -> list[tuple[str, _Codec]]:
     hints = get_type_hints(cls)
     return [(item.name, _CODECS[hints[item.name]]) for item in fields(cls)]
 
 
-_CODECS_OF = {kind: _codecs(cls) for kind, cls in KINDS.items()}
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode

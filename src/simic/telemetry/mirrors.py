@@ -1,7 +1,7 @@
-"""Mirrors: the figures of a run, shown to TensorBoard or Weights & Biases as they are recorded.
+"""Mirrors: functions that copy the metrics of a run to TensorBoard or Weights & Biases as they are recorded.
 
-A mirror only looks: if it fails, it says so once and keeps silent, and the run goes on. Its id is kept in the run's
-directory, so that a resumed run continues the same mirror.
+A mirror that fails warns once and is disabled; the run continues. Its id is stored in the run directory, so that a
+resumed run continues the same mirror.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _REMEDY = "install it with: pip install 'simic-rl[{extra}]'"
 
 
 class MirrorError(ValueError):
-    """A mirror that was asked for cannot be had."""
+    """A requested mirror is not available."""
 
 
 def tensorboard_mirror(directory: Path, first_update: int = 0) -> Callable[[Event], None]:
-    """Scalars in `tensorboard/` of the run; what an earlier process wrote from `first_update` on is hidden."""
+    """Scalars in `tensorboard/` of the run; older entries from `first_update` on are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise MirrorError(f"TensorBoard is not there: {_REMEDY.format(extra='tensorboard')}") from None
+        raise MirrorError(f"TensorBoard is not installed: {_REMEDY.format(extra='tensorboard')}") from None
     writer = SummaryWriter(str(directory / "tensorboard"), purge_step=first_update)
 
-    def show(event: Event) -> None:
+    def write(event: Event) -> None:
         if isinstance(event, Update):
             for name, value in _measured(event).items():
                 writer.add_scalar(name, value, event.update)
@@ -43,19 +43,19 @@ def tensorboard_mirror(directory: Path, first_update: int = 0) -> Callable[[Even
         elif isinstance(event, Anomaly):
             writer.add_text("anomaly", f"{event.name} in {event.where}: {event.value:.4g}", event.update)
 
-    return _guarded("TensorBoard", show)
+    return _guarded("TensorBoard", write)
 
 
 def wandb_mirror(directory: Path) -> Callable[[Event], None]:
-    """A run of Weights & Biases; WANDB_MODE=offline keeps it on this machine."""
+    """A Weights & Biases run; WANDB_MODE=offline keeps it on this machine."""
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise MirrorError(f"Weights & Biases is not there: {_REMEDY.format(extra='wandb')}") from None
+        raise MirrorError(f"Weights & Biases is not installed: {_REMEDY.format(extra='wandb')}") from None
     run_id = mirror_id(directory, "wandb", lambda: secrets.token_hex(4))
     run: Any = None
 
-    def show(event: Event) -> None:
+    def write(event: Event) -> None:
         nonlocal run
         if isinstance(event, RunStarted):
             run = wandb.init(
@@ -64,16 +64,16 @@ def wandb_mirror(directory: Path) -> Callable[[Event], None]:
         elif isinstance(event, Update) and run is not None:
             run.log(_measured(event), step=event.update, commit=True)
 
-    return _guarded("Weights & Biases", show)
+    return _guarded("Weights & Biases", write)
 
 
 def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
-    """The id that a mirror of this run has, made once and kept."""
+    """The id of a mirror of this run; made once and stored."""
     path = directory / IDS_FILE
     check_regular(path)
     ids = read_json(path, max_bytes=MAX_IDS_BYTES) if path.is_file() else {}
     if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
-        raise MirrorError(f"{path} must hold a table of ids: remove it, and the run gets a new id")
+        raise MirrorError(f"{path} must hold a table of ids: remove it to get a new id")
     if name not in ids:
         ids[name] = make()
         write_file(path, json.dumps(ids, indent=1) + "\n")
@@ -81,21 +81,21 @@ def mirror_id(directory: Path, name: str, make: Callable[[], str]) -> str:
 
 
 def _measured(event: Update) -> dict[str, float]:
-    """The figures of an update without those that are NaN, which have no place in a graph."""
+    """The metrics of an update that are not NaN, which a graph cannot show."""
     return {name: value for name, value in event.metrics.items() if not math.isnan(value)}
 
 
-def _guarded(name: str, show: Callable[[Event], None]) -> Callable[[Event], None]:
-    """The same mirror, which falls silent after its first failure."""
+def _guarded(name: str, write: Callable[[Event], None]) -> Callable[[Event], None]:
+    """The mirror, disabled after its first failure."""
     works = True
 
-    def safely(event: Event) -> None:
+    def guarded(event: Event) -> None:
         nonlocal works
         if works:
             try:
-                show(event)
+                write(event)
             except Exception as error:
                 works = False
-                warnings.warn(f"{name} failed ({error}) and is left out from here on", stacklevel=2)
+                warnings.warn(f"{name} failed ({error}) and is disabled for the rest of the run", stacklevel=2)
 
-    return safely
+    return guarded

@@ -1,4 +1,4 @@
-"""Reading a run's events, afterwards or while they are written. There is no order between the two files."""
+"""Reading the events of a finished or running run. There is no order between the two files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True)
 class Rewound:
-    """The run was resumed and this file cut back: forget what was read of it, it comes again from its start."""
+    """A resumed run truncated this file: discard its events, it is read again from its start."""
 
     file: str
 
@@ -27,9 +27,9 @@ def read_events(run: str | Path, kinds: None = None) -> Iterator[Event | Unknown
 @overload
 def read_events(run: str | Path, kinds: Sequence[type[E]]) -> Iterator[E]: ...
 def read_events(run: str | Path, kinds: Sequence[type[Event]] | None = None) -> Iterator[Event | Unknown]:
-    """All events of a run directory, or those of some classes; first what is of the process, then what is of the run.
+    """All events of a run directory, or those of some classes; first process.jsonl, then events.jsonl.
 
-    A missing file counts as empty, and a last line that is still being written is left out.
+    A missing file counts as empty; an incomplete last line, still being written, is skipped.
     """
     wanted = None if kinds is None else tuple(kinds)
     for name in FILES:
@@ -43,13 +43,13 @@ def read_events(run: str | Path, kinds: Sequence[type[Event]] | None = None) -> 
 def follow(
     run: str | Path, *, poll_seconds: float = 0.5, stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Event | Unknown | Rewound]:
-    """Every event from the start, then new ones as they come, until `stop()`; the run need not exist yet."""
+    """All events so far, then new ones as they are written, until `stop()`; the run need not exist yet."""
     offsets = dict.fromkeys(FILES, 0)
     while True:
-        stopping = stop()  # asked first: what was written before the stop is still read
+        stopping = stop()  # asked first, so that everything written before the stop is still read
         for name in FILES:
             path = Path(run) / name
-            if _size(path) < offsets[name]:
+            if (path.stat().st_size if path.is_file() else 0) < offsets[name]:
                 offsets[name] = 0
                 yield Rewound(name)
             for event, end in _events_from(path, offsets[name]):
@@ -61,7 +61,7 @@ def follow(
 
 
 def _events_from(path: Path, offset: int) -> Iterator[tuple[Event | Unknown, int]]:
-    """The events of the whole lines from a byte on, each with the byte where its line ends."""
+    """The events of complete lines from a byte on, each with the byte where its line ends."""
     check_regular(path)
     if not path.is_file():
         return
@@ -80,7 +80,3 @@ def _events_from(path: Path, offset: int) -> Iterator[tuple[Event | Unknown, int
                 raise EventError(f"{path}, byte {offset}: {error}; the file is damaged, remove that line") from None
             offset += len(line)
             yield event, offset
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Recorder: the one writer of a run's events. Lines are appended, flushed after each update, and cut back at resume."""
+"""Recorder: the only writer of a run's events. Lines are appended, flushed per update, and truncated on resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 
 
 class Recorder:
-    """Appends events to the files of a run directory, at a level of detail that can be raised for a while."""
+    """Appends events to the files of a run directory, at a level of detail that can be raised temporarily."""
 
     def __init__(
         self, directory: str | Path, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
@@ -30,16 +30,16 @@ class Recorder:
         self._files = {name: _LineFile(Path(directory) / name) for name in FILES}
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether events of this kind are recorded now; ask before building many of them."""
+        """Whether events of this kind are recorded now; check before building many of them."""
         level = "debug" if self._escalated_updates and self.level != "off" else self.level
         return LEVELS.index(kind.level) <= LEVELS.index(level)
 
     def record(self, event: Event) -> None:
-        """Write an event, if the level wants it, and tell the mirrors."""
+        """Record an event if the level includes it, and pass it to the mirrors."""
         if not self.wants(type(event)):
             return
         self._files[event.file].append(to_json(event))
-        if event.file == PROCESS_FILE:  # few, and news of the moment
+        if event.file == PROCESS_FILE:  # few, and readers want them at once
             self._files[PROCESS_FILE].flush()
         for mirror in self._mirrors:
             mirror(event)
@@ -54,30 +54,30 @@ class Recorder:
         self._escalated_updates = max(self._escalated_updates - 1, 0)
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Write all pending events to the files."""
         for file in self._files.values():
             file.flush()
 
     def position(self) -> int:
-        """Bytes of events.jsonl, all of them safe on disk: what a checkpoint stores."""
+        """Size of events.jsonl in bytes, after syncing it to disk."""
         self._files[EVENTS_FILE].sync()
         return self._files[EVENTS_FILE].size
 
     def rewind(self, position: int) -> None:
-        """Forget the events after a position: they will happen again. process.jsonl stays as it is."""
-        self._files[EVENTS_FILE].cut(position)
+        """Truncate events.jsonl to a position: later events will happen again. process.jsonl is not changed."""
+        self._files[EVENTS_FILE].truncate(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint stores: where the events stand, and how long all detail is still wanted."""
+        """The position in events.jsonl, and how many updates are still recorded in full detail."""
         return {"position": self.position(), "escalated_updates": self._escalated_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to where a checkpoint was taken."""
+        """Return to the position of a checkpoint."""
         self.rewind(state["position"])
         self._escalated_updates = state["escalated_updates"]
 
     def close(self) -> None:
-        """Write what is left and let go of the files."""
+        """Write pending events and close the files."""
         try:
             self.flush()
         finally:
@@ -94,7 +94,7 @@ class Recorder:
 
 
 class _LineFile:
-    """A file of whole lines: what a crash or a full disk tore off is cut away."""
+    """A file of complete lines: an incomplete last line, left by a crash or a full disk, is removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class _LineFile:
         self._pending.append(line.encode() + b"\n")
 
     def flush(self) -> None:
-        """Write what is pending; if that fails the file is as before, and it stays pending."""
+        """Write pending lines; on failure the file is unchanged and they stay pending."""
         content = b"".join(self._pending)
         try:
             _write_at(self._descriptor, content, self.size)
@@ -127,13 +127,12 @@ class _LineFile:
         with writing(self.path):
             os.fsync(self._descriptor)
 
-    def cut(self, size: int) -> None:
-        """Drop everything after `size` bytes, which must be the end of a line."""
+    def truncate(self, size: int) -> None:
+        """Truncate to `size` bytes, which must be the end of a line."""
         if not 0 <= size <= self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
             raise ValueError(
-                f"{self.path} has no line that ends at byte {size}, where the checkpoint was taken (it has "
-                f"{self.size} bytes): it is damaged or of another run; put the file back, or begin a new run "
-                "with another --out"
+                f"{self.path} has no line that ends at byte {size}, the position of the checkpoint (it has {self.size} "
+                "bytes): it is damaged or belongs to another run; restore it, or start a new run with another --out"
             )
         self._pending.clear()
         os.ftruncate(self._descriptor, size)
@@ -155,11 +154,11 @@ def _write_at(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def _whole_lines(path: Path, descriptor: int) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Size up to the end of the last complete line."""
     end = size = os.fstat(descriptor).st_size
     while end:
         if size - end > MAX_LINE_BYTES:
-            raise FileSizeError(f"{path} has no line in its last {MAX_LINE_BYTES:,} bytes: it is damaged, put it back")
+            raise FileSizeError(f"{path} has no line in its last {MAX_LINE_BYTES:,} bytes: it is damaged, restore it")
         start = max(end - _CHUNK, 0)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:

@@ -20,10 +20,9 @@ import torch
 from simic import __version__
 from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
+from simic.policy.agent_state import LEARNING, check_agent_state, naming
 from simic.policy.network import compile_network
-from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
-from simic.ppo.saved import LEARNING, check_agent_state
 from simic.storage.checkpoint import (
     Checkpoint,
     CheckpointError,

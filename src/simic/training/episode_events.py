@@ -10,7 +10,7 @@ from simic.control.governor import Verdict
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Action, Op
 from simic.lifecycle.stages import LIVE, Stage
 from simic.telemetry.events import (
-    Decision,
+    DecisionMade,
     EpisodeOutcome,
     Event,
     GamingSuspicion,
@@ -114,7 +114,7 @@ def decision_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
     for step, env in np.argwhere(trace.valid).tolist():
         row = trace.action[step, env]
         matter = HEADS_USED_BY[Op(int(row[0]))]
-        yield Decision(
+        yield DecisionMade(
             update=update,
             group=group,
             env=env,
@@ -139,7 +139,7 @@ NARRATORS = {
     GovernorRollback: rollback_events,
     LifecycleChange: lifecycle_events,
     GamingSuspicion: gaming_events,
-    Decision: decision_events,
+    DecisionMade: decision_events,
 }
 """Who tells events of a kind; only the kinds that are recorded are told."""
 

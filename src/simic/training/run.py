@@ -115,7 +115,7 @@ class Run:
         figures = figures | metrics.flat()
         alarms = metrics.ratio_alarms[::-1]  # the worst last, so that it stays
         places = {("ratio_exploded" if alarm.ratio > 1 else "ratio_collapsed"): alarm.head for alarm in alarms}
-        self._anomalies = self.detector.look(self.update, figures, places)
+        self._anomalies = self.detector.check(self.update, figures, places)
         if self._anomalies:
             self.recorder.escalate(self.escalate_updates)
         for group, (_, trace) in enumerate(played):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
+from simic.policy.action_tree import ActionTree, TreeDistribution
 from simic.policy.network import GROWTH_TREE
-from simic.policy.tree import ActionTree, TreeDistribution
 
 SLOTS, BLUEPRINTS = 3, 4
 SIZES = {head: len(values) for head, values in HEAD_VALUES.items()} | {"slot": SLOTS, "blueprint": BLUEPRINTS}
@@ -121,7 +121,7 @@ def test_which_heads_matter_is_the_one_table():
     for op in Op:
         action = torch.tensor([op] + [0] * (len(HEADS) - 1))
         policy_ = TreeDistribution(GROWTH_TREE, policy.rows.log_probs, policy.rows.mask)
-        matters = policy_.matters(action).tolist()
+        matters = policy_.head_used(action).tolist()
         assert [head for head, does in zip(HEADS, matters, strict=True) if does] == list(HEADS_USED_BY[op])
 
 
@@ -188,7 +188,7 @@ def test_independent_heads_multiply(sizes):
     for action in itertools.product(*map(range, sizes)):
         expected = sum(math.log(p[choice]) for p, choice in zip(probs, action, strict=True))
         assert policy.log_prob(torch.tensor(action)).item() == pytest.approx(expected, abs=1e-5)
-        assert policy.matters(torch.tensor(action)).all()
+        assert policy.head_used(torch.tensor(action)).all()
     assert policy.entropy().item() == pytest.approx(sum(-(p * np.log(p)).sum() for p in probs), abs=1e-5)
 
 
@@ -203,5 +203,5 @@ def test_masks_of_another_shape_are_refused():
 def test_a_table_that_does_not_fit_its_heads_is_refused():
     with pytest.raises(ValueError, match="a column for each of the heads op, slot"):
         ActionTree(("op", "slot"), np.ones((2, 3), dtype=bool))
-    with pytest.raises(ValueError, match="the first head always matters"):
+    with pytest.raises(ValueError, match="the first head is always used"):
         ActionTree(("op", "slot"), np.array([[True, False], [False, True]]))

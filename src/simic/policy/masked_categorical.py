@@ -1,7 +1,4 @@
-"""A categorical distribution in which some choices are not legal: float32, over the last axis.
-
-Checks read values, which a compiled region must not: call `check_masks` where masks are made.
-"""
+"""A categorical distribution over legal choices only: float32, over the last axis."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ SMALLEST = 1e-38
 
 
 class MaskedCategorical:
-    """One choice of W for each row of logits (..., W); illegal ones have probability 0 and are never sampled."""
+    """One of W choices for each row of logits (..., W); illegal choices have probability 0 and are never sampled."""
 
     def __init__(self, logits: Tensor, mask: Tensor) -> None:
         self.mask = mask
@@ -29,16 +26,16 @@ class MaskedCategorical:
         return self.log_probs.exp()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One choice per row (...), by the Gumbel trick: every row in one operation.
+        """One choice per row (...) by the Gumbel-max trick, all rows in one operation.
 
-        Noise is drawn where the generator lives, by default on the CPU, so that all devices draw alike.
+        The noise is drawn on the generator's device, by default the CPU, so that every device samples the same.
         """
         noise = torch.empty(self.log_probs.shape, device=generator.device if generator else "cpu")
         noise.exponential_(generator=generator).clamp_(min=SMALLEST)
         return (self.log_probs - noise.log_().to(self.log_probs.device)).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest choice per row (...)."""
+        """The most likely choice of each row (...)."""
         return self.log_probs.argmax(-1)
 
     def log_prob(self, choice: Tensor) -> Tensor:
@@ -50,18 +47,21 @@ class MaskedCategorical:
         return -(self.probs * self.log_probs).sum(-1)
 
     def normalized_entropy(self) -> Tensor:
-        """Entropy over its maximum, ln(number legal), so within [0, 1]; 0 where one choice is legal (...)."""
+        """Entropy divided by its maximum, ln(number of legal choices), so in [0, 1]; 0 if only one is legal (...)."""
         legal = self.mask.sum(-1)
         return torch.where(legal > 1, self.entropy() / legal.clamp(min=2).float().log(), 0.0)
 
 
 def check_masks(mask: np.ndarray, names: Sequence[str]) -> None:
-    """Raise if a row of masks (N, R, W), or (T, N, R, W), has no legal choice; rows have `names`."""
+    """Raise if a row of the masks (N, R, W) or (T, N, R, W) has no legal choice. `names` are the heads of the R rows.
+
+    Apart from the distribution because it reads values, which a compiled region must not do.
+    """
     empty = ~mask.any(-1)
     if empty.any():
         *step, env, row = np.argwhere(empty)[0].tolist()
         when = f" at step {step[0]}" if step else ""
         raise ValueError(
-            f"environment {env}{when} has no legal choice for head {names[row]}: at least one entry of a mask must be "
-            f"True"
+            f"environment {env}{when} has no legal choice for head {names[row]}: at least one entry of each mask row "
+            "must be True"
         )

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.policy.masked import MaskedCategorical, check_masks
+from simic.policy.masked_categorical import MaskedCategorical, check_masks
 
 LN2, LN3 = math.log(2), math.log(3)
 

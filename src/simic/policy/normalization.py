@@ -1,7 +1,6 @@
-"""Running means and variances: of observations, of returns. Updated by the learner only, without reading the device.
+"""Running mean and variance, of observations and of returns. Only the learner updates them, between rollouts.
 
-They are read by every network that shares them and written by one caller between rollouts, from one thread; a worker
-gets a copy with the weights.
+Workers get a copy with the weights. An update reads no value back from the device, so nothing waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """float64, or float32 on devices that have nothing wider."""
+    """float64, or float32 on devices without float64."""
     if device.type == "mps":
         return torch.float32
     if device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64:
@@ -23,7 +22,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance (F,) over all rows seen, or exponentially forgetting ones if `decay` is given."""
+    """Mean and variance (F,) of all rows so far, or exponential moving averages if `decay` is given."""
 
     mean: Tensor
     variance: Tensor
@@ -32,7 +31,7 @@ class RunningMoments(nn.Module):
     def __init__(self, size: int, *, decay: float | None = None) -> None:
         super().__init__()
         if decay is not None and not 0 < decay < 1:
-            raise ValueError(f"decay must be between 0 and 1, or None to forget nothing, got {decay}")
+            raise ValueError(f"decay must be between 0 and 1, or None to weigh all rows equally, got {decay}")
         self.decay = decay
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
@@ -40,15 +39,15 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in rows (n, F): Chan's parallel merge, or one step of an exponential average."""
+        """Add rows (n, F)."""
         if not len(rows):
             return
         rows = rows.to(self.mean)
-        self._merge(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
+        self.merge(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
 
-    def _merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Take in the mean and variance (F,) of `count` rows; nothing changes if there are none."""
-        # The first rows replace the starting values, which nobody measured.
+    def merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Add `count` rows by their mean and variance (F,): Chan's parallel algorithm, or one moving-average step."""
+        # The first rows replace the initial values, which are no measurement.
         share = count / (self.count + count).clamp(min=1)
         if self.decay is not None:
             share = torch.where((self.count > 0) & (count > 0), 1 - self.decay, share)
@@ -58,7 +57,7 @@ class RunningMoments(nn.Module):
         self.count += count
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device in the widest precision it has: not every device knows float64."""
+        """Move to another device in its widest precision: not every device has float64."""
         target = fn(torch.empty(0, device=self.mean.device)).device
         for name in ("mean", "variance", "count"):
             self._buffers[name] = getattr(self, name).to(widest_float(target))
@@ -66,7 +65,7 @@ class RunningMoments(nn.Module):
 
 
 class Normalizer(RunningMoments):
-    """Subtracts the running mean and divides by the running deviation; passes values through until it saw some."""
+    """Standardizes by the running mean and standard deviation; the identity before the first update."""
 
     _offset: Tensor
     _scale: Tensor
@@ -75,17 +74,17 @@ class Normalizer(RunningMoments):
     def __init__(self, size: int, *, enabled: bool = True, limit: float = 5.0) -> None:
         super().__init__(size)
         self.enabled, self.limit = enabled, limit
-        # What the statistics come to, in the precision of values: derived once, used in every pass.
+        # Derived from the moments once per update, in the precision of the values, and used in every forward pass.
         for name, start in (("_offset", 0.0), ("_scale", 1.0), ("_limit", float("inf"))):
             self.register_buffer(name, torch.full((size,), start), persistent=False)
 
     def update(self, rows: Tensor) -> None:
-        """Take in rows (n, F)."""
+        """Add rows (n, F)."""
         super().update(rows)
         self._derive()
 
     def forward(self, values: Tensor) -> Tensor:
-        """Values (..., F), cut at `limit` deviations."""
+        """Standardized values (..., F), clipped to `limit` standard deviations."""
         if not self.enabled:
             return values
         return ((values - self._offset) * self._scale).clamp(-self._limit, self._limit)
@@ -94,7 +93,7 @@ class Normalizer(RunningMoments):
     def _derive(self) -> None:
         known = self.count > 0
         self._offset.copy_(torch.where(known, self.mean, 0.0))
-        # What never varied was never learned from: should it differ one day, it must not drown the rest.
+        # A feature that was constant so far has untrained weights: it stays 0 even if it changes later.
         scale = (self.variance + 1e-4).rsqrt() * (self.variance > 1e-8)
         self._scale.copy_(torch.where(known, scale, 1.0))
         self._limit.copy_(torch.where(known, self.limit, float("inf")))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.policy.moments import Normalizer, RunningMoments
+from simic.policy.normalization import Normalizer, RunningMoments
 
 
 @given(
