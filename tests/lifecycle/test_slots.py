@@ -23,7 +23,7 @@ from simic.lifecycle.slots import (
     tick,
     to_measure,
 )
-from simic.lifecycle.stages import INCUBATIONS, NEXT, IllegalActionError, LifecycleConfig, Stage, check_transition
+from simic.lifecycle.stages import INCUBATIONS, NEXT, IllegalActionError, LifecycleConfig, Stage
 
 NAN, INF = float("nan"), float("inf")
 FIELDS = [field.name for field in fields(SlotState)]
@@ -78,22 +78,10 @@ def assert_same(first: SlotState, second: SlotState) -> None:
 # The transition table.
 
 
-def test_every_pair_of_stages_is_allowed_or_refused_as_drawn():
-    assert NEXT.keys() == set(Stage)
-    for old in Stage:
-        for new in Stage:
-            if str(new) in EDGES[str(old)].split():
-                check_transition(old, new)
-            else:
-                with pytest.raises(ValueError, match=f"a {old} slot cannot become {new}"):
-                    check_transition(old, new)
-
-
-def test_the_error_says_where_a_slot_may_go():
-    with pytest.raises(ValueError, match="may go to blending, pruned"):
-        check_transition(Stage.TRAINING, Stage.HOLDING)
-    with pytest.raises(ValueError, match="nowhere: it is final"):
-        check_transition(Stage.FOSSILIZED, Stage.PRUNED)
+def test_the_transition_table_is_as_drawn():
+    assert {str(old): {str(new) for new in following} for old, following in NEXT.items()} == {
+        old: set(following.split()) for old, following in EDGES.items()
+    }
 
 
 def test_every_operation_has_rules():

@@ -239,5 +239,5 @@ def test_a_new_life_starts_afresh():
     assert torch.equal(hosts.hosts.rows[3], start[0])
     assert not torch.equal(hosts.hosts.rows[0], start[0])
     assert hosts.slot_state.occupied.sum(1).tolist() == [1, 0, 1, 0]
-    assert hosts.hosts.moments.steps.tolist() == [1, 0, 1, 0]
+    assert hosts.hosts.optimizer_state.steps.tolist() == [1, 0, 1, 0]
     assert next(iter(hosts.groups.values())).hosts.tolist() == [0, 2]

@@ -223,11 +223,11 @@ def fossilize(hosts: StackedHosts, slot: int) -> None:
 
 def weights(hosts: StackedHosts, host: int) -> dict:
     """Every number that belongs to a host."""
-    found: dict = {"host": [t[host].clone() for t in (hosts.hosts.rows, *hosts.hosts.moments.tensors())]}
+    found: dict = {"host": [t[host].clone() for t in (hosts.hosts.rows, *hosts.hosts.optimizer_state.tensors())]}
     for key, group in hosts.groups.items():
         for row in np.flatnonzero(group.hosts == host):
             matrices = group.matrices.values()
-            found[key] = [t[row].clone() for m in matrices for t in (m.rows, *m.moments.tensors())]
+            found[key] = [t[row].clone() for m in matrices for t in (m.rows, *m.optimizer_state.tensors())]
     return found
 
 

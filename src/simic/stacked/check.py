@@ -26,7 +26,8 @@ from simic.stacked.compare import (
     first_sentence,
     relative_difference,
 )
-from simic.stacked.layers import Parameters, is_customized, part_of, run_segments, run_stacked
+from simic.stacked.layers import is_customized, run_segments, run_stacked
+from simic.stacked.parameters import Parameters, part_of
 
 ALONE = "or grow the model alone with GrowableModel and GrowthScheduler, which take any module"
 IN_ORDER = "write the host as segments that run one after the other (residual connections go inside a segment)"

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from simic.growth.isolation import evaluating, preserve_state, rng_state
 from simic.growth.slot_discovery import Site
-from simic.stacked.layers import Parameters
-from simic.stacked.parameters import StackedParameters
+from simic.stacked.parameters import Parameters, StackedParameters
 
 TOLERANCE = 1e-5
 """Greatest difference between stacked and alone, relative to the largest value."""
