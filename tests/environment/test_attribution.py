@@ -240,19 +240,19 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
 def test_leave_one_out_of_real_seeds_equals_the_switching_of_each_decision(grown):
     hosts, x, y = grown
     _, metric, flipped = hosts.evaluate_and_attribute(x, y)
-    heard = hosts.slot_state.alpha > 0
-    speaking = heard & hosts.slot_state.live
-    without = np.tile(heard, (4, 1, 1))
+    blended = hosts.slot_state.alpha > 0
+    switchable = blended & hosts.slot_state.live
+    without = np.tile(blended, (4, 1, 1))
     without[[1, 2, 3], :, [0, 1, 2]] = False
     values = coalition_metrics(hosts, x, y, without)
     assert values[0] == pytest.approx(metric.numpy(), abs=1e-12)
-    assert values[1:].T[speaking] == pytest.approx(flipped[speaking], abs=1e-12)
+    assert values[1:].T[switchable] == pytest.approx(flipped[switchable], abs=1e-12)
     training = hosts.slot_state.stage == Stage.TRAINING
     for n, slot in np.argwhere(training):
-        joined = heard.copy()
+        joined = blended.copy()
         joined[n, slot] = True
         assert coalition_metrics(hosts, x, y, joined[None])[0, n] == pytest.approx(flipped[n, slot], abs=1e-12)
-    assert speaking.any()
+    assert switchable.any()
     assert training.any() == hosts.lifecycle.has_training_stage
 
 

@@ -54,7 +54,7 @@ class Detached(nn.Sequential):
 
 
 class Around(nn.Sequential):
-    """The right output and gradient, but nothing that grows behind the stem would be heard."""
+    """The right output and gradient, but a seed behind the stem would have no effect."""
 
     def forward(self, x):
         self.stem(x)
@@ -162,7 +162,7 @@ REFUSED = {
     "constant logits": (host(root=ConstantLogits), "the forward of ConstantLogits computes other outputs"),
     "a parameter beside the segments": (host(root=Scaled), "the forward of Scaled computes other outputs"),
     "another gradient": (host(root=Detached), "the forward of Detached has another gradient"),
-    "a slot that is not heard": (host(root=Around), "slot 'stem' has no effect on the host's output"),
+    "a slot without effect": (host(root=Around), "slot 'stem' has no effect on the host's output"),
     "hooks of the host": (hooked_root, "the host has hooks"),
     "batch statistics": (host(with_norm), "BatchNorm1d 'block1.1' changes its buffer.*use GroupNorm"),
     "dropout": (host(with_dropout), "Dropout 'block1.1' draws random numbers.*p=0"),
