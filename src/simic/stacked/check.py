@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
-from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint
+from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint, new_branch
 from simic.growth.isolation import preserve_state, preserved_rng
+from simic.growth.model import check_branch
 from simic.growth.slot_discovery import Site
 from simic.stacked.compare import TOLERANCE, Fault, Program, Unusable, compare, first_sentence, relative_difference
 from simic.stacked.layers import is_customized, run_segments, run_stacked
@@ -134,14 +135,16 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
         return _find_overwriting(hosts[0], example_input)
 
 
-def check_branches(name: str, branches: Sequence[nn.Module], site: Site, reference: Tensor) -> None:
-    """Raise unless stacked seeds of a blueprint have the outputs and gradients of each seed alone."""
+def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
+    """Raise unless the seeds of a blueprint fit the slot, and have the same outputs and gradients stacked as alone."""
     key = (get_blueprint(name), site.shape, site.example_shape, reference.dtype, reference.device)
-    if key in _stackable:  # what a blueprint builds depends on the shape alone
+    if key in _stackable:  # what a blueprint builds depends on the shape only, and a check costs several passes
         return
     rule = f"seeds of blueprint {name!r} run stacked with those of other hosts"
+    branches = [new_branch(name, site.shape, (number,)).to(reference) for number in range(2)]
     x = torch.zeros(len(branches), *site.example_shape, device=reference.device, dtype=reference.dtype)
     with preserved_rng():
+        check_branch(name, branches[0], site, reference)
         try:
             check_parameters(branches[0])
             check_alike(branches[0], branches[1:], maker="it")

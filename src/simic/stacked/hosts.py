@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from simic.growth.blueprints import count_parameters, get_blueprint
+from simic.growth.blueprints import SlotShape, count_parameters, get_blueprint
 from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -103,15 +103,11 @@ class StackedHosts:
 
     def blueprint_table(self) -> np.ndarray:
         """Number of parameters of every blueprint in every slot (S, blueprints); -1 where it does not fit."""
-        return np.array(
-            [
-                [
-                    count_parameters(name, site.shape) if site.shape.topology in get_blueprint(name).topologies else -1
-                    for name in self.blueprint_names
-                ]
-                for site in self.sites
-            ]
-        )
+
+        def size(name: str, shape: SlotShape) -> int:
+            return count_parameters(name, shape) if shape.topology in get_blueprint(name).topologies else -1
+
+        return np.array([[size(name, site.shape) for name in self.blueprint_names] for site in self.sites])
 
     # Change: between host epochs only.
 
@@ -273,8 +269,7 @@ class StackedHosts:
         for chunk in self._chunks:
             plan = self.plan_pass(chunk.hosts, alpha) if exported else chunk.plan
             out, _ = self.run(x[chunk.rows], chunk.rows, plan)
-            self._check_figures(out, y[chunk.rows])
-            figures.append((vmap(self.loss)(out, y[chunk.rows]), vmap(self.metric)(out, y[chunk.rows])))
+            figures.append(self._judge(out, y[chunk.rows]))
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics
 
@@ -291,7 +286,7 @@ class StackedHosts:
             own_y = y[chunk.rows]
             keep = set(np.flatnonzero(measured[chunk.hosts].any(0)).tolist())
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=keep)
-            figures.append((vmap(self.loss)(out, own_y), vmap(self.metric)(out, own_y)))
+            figures.append(self._judge(out, own_y))
             for slot, h in kept.items():
                 rows = np.flatnonzero(measured[chunk.hosts, slot])
                 hosts, chosen = chunk.hosts[rows], torch.from_numpy(rows)
@@ -300,6 +295,14 @@ class StackedHosts:
                 switched[hosts, slot] = vmap(self.metric)(out, own_y[chosen]).cpu().numpy()
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched
+
+    def _judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and metric of every host; the first call checks on two hosts that both functions can run stacked."""
+        if not self._figures_checked:
+            check_figure("loss", self.loss, out[:2], y[:2])
+            check_figure("metric", self.metric, out[:2], y[:2])
+            self._figures_checked = True
+        return vmap(self.loss)(out, y), vmap(self.metric)(out, y)
 
     def report_gradients(self) -> None:
         """Write the mean gradient norms since the last report into `slot_state` and `host_gradient_norm`."""
@@ -314,10 +317,3 @@ class StackedHosts:
             start += len(group.hosts)
         self._norm_sum.zero_()
         self._steps = 0
-
-    def _check_figures(self, out: Tensor, y: Tensor) -> None:
-        """Check loss and metric once, on two hosts: they must give the same for stacked hosts as for each alone."""
-        if not self._figures_checked:
-            check_figure("loss", self.loss, out[:2], y[:2])
-            check_figure("metric", self.metric, out[:2], y[:2])
-            self._figures_checked = True

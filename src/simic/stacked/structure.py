@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from simic.growth.blueprints import Gate, blueprints_for, get_blueprint, new_branch
 from simic.growth.isolation import preserved_rng
-from simic.growth.model import check_branch
 from simic.growth.slot_discovery import find_sites
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
-from simic.stacked.check import check_alike, check_branches, check_hosts, check_parameters, segments_of
+from simic.stacked.check import check_alike, check_blueprint, check_hosts, check_parameters, segments_of
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
 from simic.stacked.parameters import Parameters, StackedParameters, part_of, row_of
 from simic.stacked.seed_groups import GroupKey, SeedGroup
@@ -68,7 +67,6 @@ class Structure:
         self.hosts = StackedParameters.of_modules(hosts, self.reference)
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
         self.groups: dict[GroupKey, SeedGroup] = {}
-        self._checked: set[tuple[int, str]] = set()
         self._changed = True
 
     def _new_host(self, rng_seed: int) -> nn.Sequential:
@@ -98,14 +96,8 @@ class Structure:
         name, site = self.blueprint_names[blueprint_index], self.sites[slot]
         if site.shape.topology not in get_blueprint(name).topologies:
             raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape})")
-        branch = new_branch(name, site.shape, entropy).to(self.reference)
-        if (slot, name) not in self._checked:  # once per blueprint and slot: a check costs several passes
-            with preserved_rng():
-                check_branch(name, branch, site, self.reference)
-            other = new_branch(name, site.shape, (*entropy, 1)).to(self.reference)
-            check_branches(name, [branch, other], site, self.reference)
-            self._checked.add((slot, name))
-        return branch
+        check_blueprint(name, site, self.reference)
+        return new_branch(name, site.shape, entropy).to(self.reference)
 
     def add_seed(self, key: GroupKey, host: int, branch: nn.Module, weights: StackedParameters | None = None) -> None:
         """Put a seed into its group, with the parameters of `branch` or the given row; a gate is always new."""
