@@ -16,7 +16,6 @@ from simic.environment.attribution import (
     attribute_episodes,
     cached,
     coalition_metrics,
-    leave_one_out,
     pairwise_interaction,
     seed_game,
     shapley,
@@ -53,7 +52,6 @@ def gloves(coalitions):
 def test_in_an_additive_game_each_gets_what_it_brings():
     brings = [3, -1, 0, 5]
     assert shapley(additive, everyone(4), generator=rng()).values == pytest.approx(brings)
-    assert leave_one_out(additive, everyone(4)) == pytest.approx(brings)
     interaction = pairwise_interaction(additive, everyone(4))
     assert np.isnan(np.diag(interaction)).all()
     assert interaction[~np.eye(4, dtype=bool)] == pytest.approx(0)
@@ -64,7 +62,6 @@ def test_the_glove_game_by_hand():
     # The left glove completes a pair unless it comes first: in 4 of 6 orders. A right one does right after it: in 1.
     assert result.values == pytest.approx([2 / 3, 1 / 6, 1 / 6])
     assert result.standard_error.tolist() == [0, 0, 0]
-    assert leave_one_out(gloves, everyone(3)).tolist() == [1, 0, 0]
     # Without 0: 1 - 0 - 1 + 0 for each partner. Without both right gloves: 1 - 1 - 1 + 0, they do the same work.
     assert pairwise_interaction(gloves, everyone(3)) == pytest.approx(
         np.array([[NAN, 0, 0], [0, NAN, -1], [0, -1, NAN]]), nan_ok=True
@@ -78,7 +75,6 @@ def test_seeds_that_are_absent_never_play():
 
     present = np.array([False, True, False, True])
     assert shapley(value, present, generator=rng()).values == pytest.approx(np.array([NAN, 4, NAN, 2]), nan_ok=True)
-    assert leave_one_out(value, present) == pytest.approx(np.array([NAN, 6, NAN, 4]), nan_ok=True)
     assert pairwise_interaction(value, present)[1, 3] == 4
     assert np.isnan(shapley(value, ~everyone(4), generator=rng()).values).all()
 
@@ -89,7 +85,6 @@ def test_every_host_plays_its_own_game():
 
     result = shapley(value, everyone(4), generator=rng())
     assert result.values == pytest.approx(np.array([[3, -1, 0, 5], [-6, 2, 0, -10], [3 / 4, 1 / 12, 1 / 12, 1 / 12]]))
-    assert leave_one_out(value, everyone(4))[1] == pytest.approx([-6, 2, 0, -10])
     assert pairwise_interaction(value, everyone(4)).shape == (3, 4, 4)
 
 
@@ -172,7 +167,6 @@ def test_no_coalition_is_evaluated_twice(count, most):
 
     game = cached(value)
     shapley(game, everyone(count), generator=rng(), num_pairs=200)
-    leave_one_out(game, everyone(count))
     pairwise_interaction(game, everyone(count))
     assert len(seen) == len(set(seen)) == most
     seen.clear()
@@ -246,19 +240,19 @@ def test_coalitions_of_real_seeds_equal_evaluation_with_those_alphas(grown):
 def test_leave_one_out_of_real_seeds_equals_the_switching_of_each_decision(grown):
     hosts, x, y = grown
     _, metric, flipped = hosts.evaluate_and_attribute(x, y)
-    heard = hosts.slot_state.alpha > 0
-    speaking = heard & hosts.slot_state.live
-    without = np.tile(heard, (4, 1, 1))
+    blended = hosts.slot_state.alpha > 0
+    switchable = blended & hosts.slot_state.live
+    without = np.tile(blended, (4, 1, 1))
     without[[1, 2, 3], :, [0, 1, 2]] = False
     values = coalition_metrics(hosts, x, y, without)
     assert values[0] == pytest.approx(metric.numpy(), abs=1e-12)
-    assert values[1:].T[speaking] == pytest.approx(flipped[speaking], abs=1e-12)
+    assert values[1:].T[switchable] == pytest.approx(flipped[switchable], abs=1e-12)
     training = hosts.slot_state.stage == Stage.TRAINING
     for n, slot in np.argwhere(training):
-        joined = heard.copy()
+        joined = blended.copy()
         joined[n, slot] = True
         assert coalition_metrics(hosts, x, y, joined[None])[0, n] == pytest.approx(flipped[n, slot], abs=1e-12)
-    assert speaking.any()
+    assert switchable.any()
     assert training.any() == hosts.lifecycle.has_training_stage
 
 
@@ -317,7 +311,7 @@ def test_at_the_end_each_host_gets_what_it_would_alone(grown):
 def test_hosts_that_do_not_fit_into_memory_at_once_play_in_turn(grown):
     hosts, x, y = grown
     whole = attribute_episodes(hosts, [(x, y)], everyone(4))
-    hosts._hosts_at_once = 3
+    hosts.hosts_at_once = 3
     hosts.sync_with_slots()
     for one, other in zip(whole, attribute_episodes(hosts, [(x, y)], everyone(4)), strict=True):
         assert one == pytest.approx(other, abs=1e-12, nan_ok=True)

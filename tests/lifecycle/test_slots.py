@@ -1,10 +1,9 @@
-"""The life of slots: which stage follows which, when, and what is refused; then random lives that keep the rules.
+"""Lifecycle rules of slots, by hand-worked histories and as invariants of random ones.
 
 N hosts, S slots; arrays are (N, S). A decision is: execute one action per host, then tick.
 """
 
 import json
-import math
 from dataclasses import fields
 
 import numpy as np
@@ -20,30 +19,19 @@ from simic.lifecycle.slots import (
     execute,
     legal_ops,
     note_contributions,
+    plant_fossil,
     tick,
     to_measure,
 )
-from simic.lifecycle.stages import INCUBATIONS, NEXT, IllegalActionError, LifecycleConfig, Stage, check_transition
+from simic.lifecycle.stages import INCUBATIONS, NEXT, IllegalActionError, LifecycleConfig, Stage
 
 NAN, INF = float("nan"), float("inf")
 FIELDS = [field.name for field in fields(SlotState)]
 BLUEPRINTS = ("first", "second", "third")
 
-EDGES = {
-    "dormant": "germinated",
-    "germinated": "training blending pruned",
-    "training": "blending pruned",
-    "blending": "holding pruned",
-    "holding": "blending fossilized pruned",
-    "fossilized": "",
-    "pruned": "embargoed",
-    "embargoed": "resetting",
-    "resetting": "dormant",
-}
 
-
-class Life:
-    """One host, told what to do in words; every call is one decision."""
+class OneHost:
+    """One host that takes actions by value; every call is one decision."""
 
     def __init__(self, num_slots: int = 1, **config) -> None:
         self.config = LifecycleConfig(**config)
@@ -75,82 +63,61 @@ def assert_same(first: SlotState, second: SlotState) -> None:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
 
 
-# The transition table.
-
-
-def test_every_pair_of_stages_is_allowed_or_refused_as_drawn():
-    assert NEXT.keys() == set(Stage)
-    for old in Stage:
-        for new in Stage:
-            if str(new) in EDGES[str(old)].split():
-                check_transition(old, new)
-            else:
-                with pytest.raises(ValueError, match=f"a {old} slot cannot become {new}"):
-                    check_transition(old, new)
-
-
-def test_the_error_says_where_a_slot_may_go():
-    with pytest.raises(ValueError, match="may go to blending, pruned"):
-        check_transition(Stage.TRAINING, Stage.HOLDING)
-    with pytest.raises(ValueError, match="nowhere: it is final"):
-        check_transition(Stage.FOSSILIZED, Stage.PRUNED)
-
-
 def test_every_operation_has_rules():
     assert RULES.keys() == set(Op)
     assert RULES[Op.WAIT] == ()
 
 
-# Hand-worked lives.
+# Hand-worked histories.
 
 
 def test_a_life_with_direct_incubation():
-    slot_state = Life()
-    assert slot_state.decide("germinate", style="linear-add", tempo=3) == "blending"
-    assert slot_state.alpha() == pytest.approx(1 / 3)
-    assert slot_state.legal() == {"wait", "prune"}
-    assert slot_state.decide() == "blending"
-    assert slot_state.alpha() == pytest.approx(2 / 3)
-    assert slot_state.decide() == "blending"
-    assert slot_state.alpha() == 1.0
-    assert slot_state.legal() == {"wait", "prune", "advance", "set_alpha_target"}
-    assert slot_state.decide("advance") == "holding"
-    assert slot_state.legal() == {"wait", "prune", "set_alpha_target"}
-    slot_state.measure(contribution=0.02)
-    assert slot_state.legal() == {"wait", "prune", "set_alpha_target", "fossilize"}
-    assert slot_state.decide("set_alpha_target", alpha_target=0.5, alpha_speed=5) == "blending"
-    assert slot_state.alpha() == pytest.approx(0.9)
-    assert [slot_state.decide() for _ in range(4)] == ["blending"] * 4
-    assert slot_state.alpha() == 0.5
-    assert slot_state.decide("advance") == "holding"
-    assert slot_state.decide("fossilize") == "fossilized"
-    assert (slot_state.alpha(), slot_state.legal()) == (0.5, {"wait"})
-    assert slot_state.slots.age[0, 0] == 11
+    host = OneHost()
+    assert host.decide("germinate", style="linear-add", tempo=3) == "blending"
+    assert host.alpha() == pytest.approx(1 / 3)
+    assert host.legal() == {"wait", "prune"}
+    assert host.decide() == "blending"
+    assert host.alpha() == pytest.approx(2 / 3)
+    assert host.decide() == "blending"
+    assert host.alpha() == 1.0
+    assert host.legal() == {"wait", "prune", "advance", "set_alpha_target"}
+    assert host.decide("advance") == "holding"
+    assert host.legal() == {"wait", "prune", "set_alpha_target"}
+    host.measure(contribution=0.02)
+    assert host.legal() == {"wait", "prune", "set_alpha_target", "fossilize"}
+    assert host.decide("set_alpha_target", alpha_target=0.5, alpha_speed=5) == "blending"
+    assert host.alpha() == pytest.approx(0.9)
+    assert [host.decide() for _ in range(4)] == ["blending"] * 4
+    assert host.alpha() == 0.5
+    assert host.decide("advance") == "holding"
+    assert host.decide("fossilize") == "fossilized"
+    assert (host.alpha(), host.legal()) == (0.5, {"wait"})
+    assert host.slots.age[0, 0] == 11
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
 def test_a_life_with_a_training_stage(incubation):
-    slot_state = Life(incubation=incubation, min_training_decisions=3)
-    assert slot_state.decide("germinate", style="sigmoid-add", tempo=5, alpha_target=0.7) == "germinated"
-    assert slot_state.legal() == {"wait", "prune", "advance"}
-    assert slot_state.decide("advance") == "training"
+    host = OneHost(incubation=incubation, min_training_decisions=3)
+    assert host.decide("germinate", style="sigmoid-add", tempo=5, alpha_target=0.7) == "germinated"
+    assert host.legal() == {"wait", "prune", "advance"}
+    assert host.decide("advance") == "training"
     for _ in range(2):
-        slot_state.measure(gradient_norm=0.1)
-        assert slot_state.legal() == {"wait", "prune"}
-        assert slot_state.decide() == "training"
-        assert slot_state.alpha() == 0.0
-    slot_state.measure(gradient_norm=0.1)
-    assert slot_state.legal() == {"wait", "prune", "advance"}
-    assert slot_state.decide("advance") == "blending"
-    assert 0 < slot_state.alpha() < 0.1  # a sigmoid starts slowly
+        host.measure(gradient_norm=0.1)
+        assert host.legal() == {"wait", "prune"}
+        assert host.decide() == "training"
+        assert host.alpha() == 0.0
+    host.measure(gradient_norm=0.1)
+    assert host.legal() == {"wait", "prune", "advance"}
+    assert host.decide("advance") == "blending"
+    assert 0 < host.alpha() < 0.1  # a sigmoid starts slowly
     for _ in range(4):
-        slot_state.decide()
-    assert slot_state.alpha() == 0.7
-    assert slot_state.decide("advance") == "holding"
+        host.decide()
+    assert host.alpha() == 0.7
+    assert host.decide("advance") == "holding"
 
 
 def test_waiting_moves_no_seed_on_by_itself():
-    direct, shadow = Life(), Life(incubation="shadow")
+    direct, shadow = OneHost(), OneHost(incubation="shadow")
     direct.decide("germinate")
     shadow.decide("germinate")
     assert {direct.decide() for _ in range(20)} == {"blending"}
@@ -158,107 +125,107 @@ def test_waiting_moves_no_seed_on_by_itself():
 
 
 def test_a_pruned_slot_rests_for_the_embargo():
-    slot_state = Life(embargo_decisions=2)
-    slot_state.decide("germinate")
-    stages = [slot_state.decide("prune", alpha_speed=0)]
-    while slot_state.legal() == {"wait"}:
-        stages.append(slot_state.decide())
+    host = OneHost(embargo_decisions=2)
+    host.decide("germinate")
+    stages = [host.decide("prune", alpha_speed=0)]
+    while host.legal() == {"wait"}:
+        stages.append(host.decide())
     assert stages == ["pruned", "embargoed", "embargoed", "resetting", "dormant"]
-    assert slot_state.decide("germinate") == "blending"
+    assert host.decide("germinate") == "blending"
 
 
 @pytest.mark.parametrize("embargo", [0, 1, 2, 5])
 def test_the_embargo_lasts_as_long_as_configured(embargo):
-    slot_state = Life(embargo_decisions=embargo)
-    slot_state.decide("germinate")
-    slot_state.decide("prune", alpha_speed=0)
+    host = OneHost(embargo_decisions=embargo)
+    host.decide("germinate")
+    host.decide("prune", alpha_speed=0)
     stages = []
-    while "germinate" not in slot_state.legal():
-        stages.append(slot_state.decide())
+    while "germinate" not in host.legal():
+        stages.append(host.decide())
     assert stages.count("embargoed") == embargo
 
 
 def test_pruning_with_a_ramp_fades_first():
-    slot_state = Life()
-    slot_state.decide("germinate")
+    host = OneHost()
+    host.decide("germinate")
     for _ in range(2):
-        slot_state.decide()
-    alphas = [slot_state.alpha()]
-    assert slot_state.decide("prune", alpha_speed=3) == "blending"
-    assert slot_state.legal() == {"wait"}  # it leaves, and nothing may call it back
-    alphas.append(slot_state.alpha())
-    assert slot_state.decide() == "blending"
-    alphas.append(slot_state.alpha())
+        host.decide()
+    alphas = [host.alpha()]
+    assert host.decide("prune", alpha_speed=3) == "blending"
+    assert host.legal() == {"wait"}  # it leaves, and nothing may call it back
+    alphas.append(host.alpha())
+    assert host.decide() == "blending"
+    alphas.append(host.alpha())
     np.testing.assert_allclose(alphas, [1, 2 / 3, 1 / 3])
-    assert slot_state.decide() == "pruned"
-    assert slot_state.slots.blueprint[0, 0] == -1
-    assert slot_state.alpha() == 0.0
+    assert host.decide() == "pruned"
+    assert host.slots.blueprint[0, 0] == -1
+    assert host.alpha() == 0.0
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
-def test_a_silent_seed_is_pruned_at_once_whatever_the_speed(incubation):
-    slot_state = Life(incubation=incubation)
-    slot_state.decide("germinate")
-    assert slot_state.decide("prune", alpha_speed=8) == "pruned"
+def test_a_seed_at_alpha_zero_is_pruned_at_once_whatever_the_speed(incubation):
+    host = OneHost(incubation=incubation)
+    host.decide("germinate")
+    assert host.decide("prune", alpha_speed=8) == "pruned"
 
 
 def test_a_seed_may_not_be_pruned_before_its_age():
-    slot_state = Life(min_prune_age=3)
-    slot_state.decide("germinate")
+    host = OneHost(min_prune_age=3)
+    host.decide("germinate")
     for _ in range(2):
-        assert "prune" not in slot_state.legal()
-        slot_state.decide()
-    assert "prune" in slot_state.legal()
+        assert "prune" not in host.legal()
+        host.decide()
+    assert "prune" in host.legal()
 
 
 def test_max_seeds_counts_fossils_and_not_pruned_seeds():
-    slot_state = Life(num_slots=3, max_seeds=2)
-    slot_state.decide("germinate", 0)
-    slot_state.decide("germinate", 1)
-    assert "germinate" not in slot_state.legal(2)
+    host = OneHost(num_slots=3, max_seeds=2)
+    host.decide("germinate", 0)
+    host.decide("germinate", 1)
+    assert "germinate" not in host.legal(2)
     for _ in range(3):
-        slot_state.decide()
-    slot_state.measure(contribution=1.0)
-    slot_state.decide("advance", 0)
-    slot_state.decide("fossilize", 0)
-    assert "germinate" not in slot_state.legal(2)
-    slot_state.decide("prune", 1)
-    assert "germinate" in slot_state.legal(2)
+        host.decide()
+    host.measure(contribution=1.0)
+    host.decide("advance", 0)
+    host.decide("fossilize", 0)
+    assert "germinate" not in host.legal(2)
+    host.decide("prune", 1)
+    assert "germinate" in host.legal(2)
 
 
 @pytest.mark.parametrize("gradient_norm", [NAN, INF, -INF, 0.0, 1e-11], ids=str)
 def test_a_seed_without_healthy_gradients_is_not_ready(gradient_norm):
-    slot_state = Life(incubation="shadow", min_training_decisions=0)
-    slot_state.decide("germinate")
-    slot_state.decide("advance")
-    slot_state.measure(gradient_norm=gradient_norm)
-    before = slot_state.slots.copy()
+    host = OneHost(incubation="shadow", min_training_decisions=0)
+    host.decide("germinate")
+    host.decide("advance")
+    host.measure(gradient_norm=gradient_norm)
+    before = host.slots.copy()
     with pytest.raises(IllegalActionError, match="healthy measured gradients"):
-        slot_state.decide("advance")
-    assert_same(slot_state.slots, before)
+        host.decide("advance")
+    assert_same(host.slots, before)
 
 
 @pytest.mark.parametrize(
     ("contribution", "counterfactual"), [(NAN, False), (INF, False), (0.1, True)], ids=["unmeasured", "inf", "guess"]
 )
 def test_a_seed_is_not_fossilized_without_a_measured_contribution(contribution, counterfactual):
-    slot_state = Life()
-    slot_state.decide("germinate")
+    host = OneHost()
+    host.decide("germinate")
     for _ in range(2):
-        slot_state.decide()
-    slot_state.decide("advance")
-    slot_state.measure(contribution=contribution, counterfactual=counterfactual)
-    assert "fossilize" not in slot_state.legal()
+        host.decide()
+    host.decide("advance")
+    host.measure(contribution=contribution, counterfactual=counterfactual)
+    assert "fossilize" not in host.legal()
 
 
 def test_measurements_end_with_their_seed():
-    slot_state = Life()
-    slot_state.decide("germinate", blueprint="third", style="gated")
-    slot_state.measure(contribution=0.3, gradient_norm=2.0, contribution_age=7)
-    slot_state.decide("prune")
+    host = OneHost()
+    host.decide("germinate", blueprint="third", style="gated")
+    host.measure(contribution=0.3, gradient_norm=2.0, contribution_age=7)
+    host.decide("prune")
     empty = SlotState.dormant(1, 1)
     for name in set(FIELDS) - {"stage", "stage_age"}:
-        np.testing.assert_array_equal(getattr(slot_state.slots, name), getattr(empty, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(host.slots, name), getattr(empty, name), err_msg=name)
 
 
 # What is measured when.
@@ -293,8 +260,8 @@ def test_fossils_take_turns_and_none_is_forgotten():
         turns.append(int(np.flatnonzero(measured)[0]))
         if decision >= 2:
             assert slots.contribution_age[0, [0, 2, 3]].max() == 2
-            told = decision - slots.contribution_age[0, [0, 2, 3]]
-            assert slots.contribution[0, [0, 2, 3]] == pytest.approx(told / 100), "each by its own last measurement"
+            last = decision - slots.contribution_age[0, [0, 2, 3]]
+            assert slots.contribution[0, [0, 2, 3]] == pytest.approx(last / 100), "each by its own last measurement"
     assert turns == [0, 2, 3] * 3
 
 
@@ -340,24 +307,32 @@ def test_actions_of_the_wrong_shape_are_refused(shape):
         execute(SlotState.dormant(2, 2), np.zeros(shape, dtype=np.int64), LifecycleConfig())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"incubation": "direkt"}, "incubation must be one of direct, shadow, straight_through, got 'direkt'"),
-        ({"max_seeds": 0}, "max_seeds must be at least 1 or None, got 0"),
-        ({"embargo_decisions": -1}, "embargo_decisions must not be negative, got -1"),
-        ({"min_gradient_norm": -1.0}, "min_gradient_norm must not be negative"),
-        ({"min_gradient_norm": math.nan}, "min_gradient_norm must be finite, got nan"),
-        ({"max_seeds": 1.5}, "max_seeds must be an integer, got 1.5"),
-        ({"embargo_decisions": 1.5}, "embargo_decisions must be an integer, got 1.5"),
-    ],
-)
-def test_wrong_configs_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        LifecycleConfig(**wrong)
+# Planting and clearing.
 
 
-# Random lives.
+def test_a_planted_fossil_is_fully_blended_in_and_its_ramp_is_over():
+    slots, config = SlotState.dormant(2, 3), LifecycleConfig()
+    rows = np.stack([Action("germinate", 1, 2, tempo=8).encode("abc", BLUEPRINTS), np.zeros(len(HEADS), dtype=int)])
+    execute(slots, rows, config)
+    plant_fossil(slots, (np.array([0]), np.array([1])), alpha=0.7)
+    for _ in range(10):
+        assert slots.stage.tolist() == [[0, Stage.FOSSILIZED, 0], [0, 0, 0]]
+        assert slots.alpha.tolist() == slots.alpha_target.tolist() == [[0, 0.7, 0], [0, 0, 0]]
+        assert slots.ramp_step[0, 1] == slots.ramp_length[0, 1] == 8
+        assert slots.blueprint[0, 1] == 2
+        assert not slots.ramping.any()
+        tick(slots, config)
+
+
+def test_clearing_empties_some_slots_or_all_slots_of_some_hosts():
+    slots, empty = planted(Stage.HOLDING, Stage.BLENDING, contribution=0.5), SlotState.dormant(1, 2)
+    slots.clear((np.array([0]), np.array([1])))
+    assert (slots.stage.tolist(), slots.blueprint.tolist()) == ([[Stage.HOLDING, Stage.DORMANT]], [[0, -1]])
+    slots.clear(np.array([0]))
+    assert_same(slots, empty)
+
+
+# Random histories.
 
 CONFIGS = st.builds(
     LifecycleConfig,
@@ -373,7 +348,7 @@ HEALTH = (0.25, 0.25, 0.25, 0.25, NAN, INF, 0.0)
 
 
 @st.composite
-def lives(draw: st.DrawFn):
+def histories(draw: st.DrawFn):
     """A config, a number of slots, a number of decisions, and the rng seed that fills them."""
     return draw(CONFIGS), draw(st.integers(1, 4)), draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
 
@@ -386,9 +361,9 @@ def legal_row(legal: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.array([op, slot, *(rng.integers(size) for size in (len(BLUEPRINTS), len(STYLES), 3, 3, 4, 5))])
 
 
-def play(slot_state, observe=lambda slots, rows, config: None) -> SlotState:
-    """Play a drawn life; `observe` sees the slots and the actions before each decision. Returns the last slots."""
-    config, num_slots, num_decisions, rng_seed = slot_state
+def play(history, observe=lambda slots, rows, config: None) -> SlotState:
+    """Play a drawn history; `observe` sees the slots and the actions before each decision. Returns the last slots."""
+    config, num_slots, num_decisions, rng_seed = history
     rng = np.random.default_rng(rng_seed)
     slots = SlotState.dormant(NUM_HOSTS, num_slots)
     for _ in range(num_decisions):
@@ -417,8 +392,8 @@ def after(slots: SlotState, rows: np.ndarray, config: LifecycleConfig) -> tuple[
 
 
 @settings(max_examples=40, deadline=None)
-@given(lives())
-def test_stages_follow_the_table_and_blueprints_follow_stages(slot_state):
+@given(histories())
+def test_stages_follow_the_table_and_blueprints_follow_stages(history):
     def observe(slots, rows, config):
         executed, ticked = after(slots, rows, config)
         for old, mid, new in zip(slots.stage.flat, executed.stage.flat, ticked.stage.flat, strict=True):
@@ -435,12 +410,12 @@ def test_stages_follow_the_table_and_blueprints_follow_stages(slot_state):
             limit = state.stage.shape[1] if config.max_seeds is None else config.max_seeds
             assert (holds_seed.sum(1) <= limit).all()
 
-    play(slot_state, observe)
+    play(history, observe)
 
 
 @settings(max_examples=40, deadline=None)
-@given(lives())
-def test_alpha_is_bounded_monotone_within_a_ramp_and_lands_exactly(slot_state):
+@given(histories())
+def test_alpha_is_bounded_monotone_within_a_ramp_and_lands_exactly(history):
     def observe(slots, rows, config):
         executed, ticked = after(slots, rows, config)
         assert ((ticked.alpha >= 0) & (ticked.alpha <= 1)).all()
@@ -452,16 +427,16 @@ def test_alpha_is_bounded_monotone_within_a_ramp_and_lands_exactly(slot_state):
         np.testing.assert_array_equal(ticked.alpha[landed], ticked.alpha_target[landed])
         still = np.isin(executed.stage, [Stage.HOLDING, Stage.FOSSILIZED])
         np.testing.assert_array_equal(ticked.alpha[still], slots.alpha[still])
-        silent = ~executed.occupied | np.isin(executed.stage, [Stage.GERMINATED, Stage.TRAINING])
-        assert (ticked.alpha[silent] == 0).all()
+        inactive = ~executed.occupied | np.isin(executed.stage, [Stage.GERMINATED, Stage.TRAINING])
+        assert (ticked.alpha[inactive] == 0).all()
 
-    play(slot_state, observe)
+    play(history, observe)
 
 
 @settings(max_examples=40, deadline=None)
-@given(lives())
-def test_what_is_legal_executes_and_what_is_not_raises_and_changes_nothing(slot_state):
-    config, slots = slot_state[0], play(slot_state)
+@given(histories())
+def test_what_is_legal_executes_and_what_is_not_raises_and_changes_nothing(history):
+    config, slots = history[0], play(history)
     legal = legal_ops(slots, config)
     for host, op, slot in np.ndindex(NUM_HOSTS, len(Op), slots.stage.shape[1]):
         attempt, rows = slots.copy(), np.zeros((NUM_HOSTS, len(HEADS)), dtype=np.int64)
@@ -485,8 +460,8 @@ def test_one_illegal_action_among_legal_ones_changes_no_host():
 
 
 @settings(max_examples=15, deadline=None)
-@given(lives())
-def test_hosts_side_by_side_live_as_hosts_alone(slot_state):
+@given(histories())
+def test_hosts_side_by_side_live_as_hosts_alone(history):
     def observe(slots, rows, config):
         together, legal = after(slots, rows, config)[1], legal_ops(slots, config)
         for host in range(NUM_HOSTS):
@@ -494,13 +469,13 @@ def test_hosts_side_by_side_live_as_hosts_alone(slot_state):
             np.testing.assert_array_equal(legal_ops(single, config)[0], legal[host])
             assert_same(alone(together, host), after(single, rows[host : host + 1], config)[1])
 
-    play(slot_state, observe)
+    play(history, observe)
 
 
 @settings(max_examples=40, deadline=None)
-@given(lives())
-def test_slots_survive_json(slot_state):
-    slots = play(slot_state)
+@given(histories())
+def test_slots_survive_json(history):
+    slots = play(history)
     again = SlotState.from_state_dict(json.loads(json.dumps(slots.state_dict(), allow_nan=False)))
     assert_same(again, slots)
     assert all(getattr(again, name).dtype == getattr(slots, name).dtype for name in FIELDS)
@@ -520,11 +495,11 @@ def test_a_copy_is_independent():
 
 
 @settings(max_examples=50)
-@given(lives())
-def test_no_measurement_of_a_fossil_gets_older_than_its_host_has_fossils(slot_state):
+@given(histories())
+def test_no_measurement_of_a_fossil_gets_older_than_its_host_has_fossils(history):
     def observe(slots: SlotState, rows: np.ndarray, config: LifecycleConfig) -> None:
         note_contributions(slots, to_measure(slots), np.full(NUM_HOSTS, 0.5), np.full(slots.stage.shape, 0.4))
         fossil = slots.stage == FOSSIL
         assert (np.where(fossil, slots.contribution_age, 0).max(1) <= np.maximum(fossil.sum(1) - 1, 0)).all()
 
-    play(slot_state, observe)
+    play(history, observe)

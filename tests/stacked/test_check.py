@@ -54,7 +54,7 @@ class Detached(nn.Sequential):
 
 
 class Around(nn.Sequential):
-    """The right output and gradient, but nothing that grows behind the stem would be heard."""
+    """The right output and gradient, but a seed behind the stem would have no effect."""
 
     def forward(self, x):
         self.stem(x)
@@ -157,12 +157,12 @@ def function(of):
 SHARED = nn.Linear(6, 6)
 ONE_HOST = host()()
 REFUSED = {
-    "an overridden forward": (host(root=Skip), "the forward of Skip computes something else"),
+    "an overridden forward": (host(root=Skip), "the forward of Skip computes other outputs"),
     "one hidden by a head of zeros": (host(root=Skip, head=lambda: zeroed(nn.Linear(6, 2))), "the forward of Skip"),
-    "constant logits": (host(root=ConstantLogits), "the forward of ConstantLogits computes something else"),
-    "a parameter beside the segments": (host(root=Scaled), "the forward of Scaled computes something else"),
+    "constant logits": (host(root=ConstantLogits), "the forward of ConstantLogits computes other outputs"),
+    "a parameter beside the segments": (host(root=Scaled), "the forward of Scaled computes other outputs"),
     "another gradient": (host(root=Detached), "the forward of Detached has another gradient"),
-    "a slot that is not heard": (host(root=Around), "slot 'stem' has no effect on the host's output"),
+    "a slot without effect": (host(root=Around), "slot 'stem' has no effect on the host's output"),
     "hooks of the host": (hooked_root, "the host has hooks"),
     "batch statistics": (host(with_norm), "BatchNorm1d 'block1.1' changes its buffer.*use GroupNorm"),
     "dropout": (host(with_dropout), "Dropout 'block1.1' draws random numbers.*p=0"),
@@ -170,11 +170,11 @@ REFUSED = {
     "numpy noise": (host(function(lambda m, h: h + 0 * np.random.rand())), "'block1' draws random"),  # noqa: NPY002
     "python noise": (host(function(lambda m, h: h + 0 * random.random())), "'block1' draws random"),
     "other in evaluation": (host(function(lambda m, h: h if m.training else 2 * h)), "in evaluation mode"),
-    "branches on values": (host(function(lambda m, h: h if h.sum() > 0 else -h)), "'block1' fails when it is stacked"),
-    "a recurrent layer": (host(Recurrent), "Recurrent 'block1' fails when it is stacked.*attention"),
+    "branches on values": (host(function(lambda m, h: h if h.sum() > 0 else -h)), "'block1' fails when stacked"),
+    "a recurrent layer": (host(Recurrent), "Recurrent 'block1' fails when stacked.*attention"),
     "a tuple": (host(function(lambda m, h: (h, h)), head=First), "outputs a tuple"),
     "a random buffer": (host(lambda: Buffer(torch.randn(6, 6))), "buffer 'block1.mixing'.*parameter"),
-    "a random number": (host(lambda: OfInstance(lambda: torch.rand(()))), "'block1' computes something else"),
+    "a random number": (host(lambda: OfInstance(lambda: torch.rand(()))), "'block1' computes other outputs"),
     "another layer at times": (host(lambda: nn.Tanh() if torch.rand(()) < 0.5 else nn.ReLU()), "'block1' is .*, then"),
     "a frozen layer": (host(frozen), "'block1.weight' is frozen"),
     "a gradient hook": (host(gradient_hooked), "'block1.weight' has gradient hooks"),
@@ -413,7 +413,7 @@ def users_task(middle=lambda: nn.Linear(6, 6), root=nn.Sequential):
 
 def test_the_environment_refuses_a_host_of_constant_logits_that_grows_alone():
     task = users_task(root=ConstantLogits)
-    with pytest.raises(ValueError, match=r"the forward of ConstantLogits computes something else.*GrowableModel"):
+    with pytest.raises(ValueError, match=r"the forward of ConstantLogits computes other outputs.*GrowableModel"):
         HostTrainings(task, rng_seeds=[1, 2])
     model = GrowableModel(task.make_host(), SLOTS, example_input=task.data.train_x[:2])
     model.execute(Action("germinate", "stem", "mlp"))
@@ -439,18 +439,18 @@ def test_the_environment_trains_a_users_task():
 # Losses and metrics.
 
 
-def test_a_loss_that_cannot_judge_hosts_together_is_refused():
+def test_a_loss_that_cannot_be_stacked_is_refused():
     x, y = torch.randn(3, 4, 5), torch.zeros(3, 4, dtype=torch.long)
     for loss, words in (
         (
             lambda out, y: cross_entropy(out, y) if out.sum() > 0 else out.square().mean(),
-            "the loss .* together it fails",
+            "the loss .* stacked it fails",
         ),
         (lambda out, y: cross_entropy(out, y, reduction="none"), r"the loss .* got shape \(4,\)"),
     ):
         with pytest.raises(ValueError, match=words):
             stack(host(), loss=loss).evaluate(x, y)
-    with pytest.raises(ValueError, match=r"the metric .* together it fails"):
+    with pytest.raises(ValueError, match=r"the metric .* stacked it fails"):
         stack(host(), metric=lambda out, y: torch.tensor((out.argmax(-1) == y).float().mean().item())).evaluate(x, y)
 
 
@@ -485,9 +485,9 @@ BRANCHES = {
     "batch statistics": (branch(lambda: nn.BatchNorm1d(6)), "BatchNorm1d '0' changes its buffer.*use GroupNorm"),
     "dropout": (branch(lambda: nn.Dropout(0.5)), "Dropout '0' draws random numbers.*leave it out"),
     "a random buffer": (branch(lambda: Buffer(torch.randn(6, 6))), "two values of buffer '0.mixing'"),
-    "a random number": (branch(lambda: OfInstance(lambda: torch.rand(()))), "OfInstance '0' computes something else"),
+    "a random number": (branch(lambda: OfInstance(lambda: torch.rand(()))), "OfInstance '0' computes other outputs"),
     "branches on values": (branch(function(lambda m, h: h if h.sum() > 0 else -h)), "Function '0' fails when"),
-    "state": (branch(Counting), "Counting '0' computes something else.* when it is called again"),
+    "state": (branch(Counting), "Counting '0' computes other outputs.* when called again"),
     "a frozen layer": (branch(frozen), "'0.weight' is frozen"),
 }
 

@@ -1,4 +1,4 @@
-"""Hosts that are stacked live exactly as hosts alone: one model after the other against all at once, in float64."""
+"""Stacked hosts against single models in float64: parameters, losses, gradients and ablations must agree."""
 
 from collections import OrderedDict
 from itertools import product
@@ -112,16 +112,16 @@ def facts_of(hosts: StackedHosts) -> Facts:
     )
 
 
-LIVES = list(product(HOSTS, ("direct", "shadow", "straight_through"), ("adamw", "sgd")))
+CASES = list(product(HOSTS, ("direct", "shadow", "straight_through"), ("adamw", "sgd")))
 FAST = {("convolutional", "direct", "adamw"), ("dense", "shadow", "sgd"), ("dense", "straight_through", "adamw")}
-assert set(LIVES) > FAST
+assert set(CASES) > FAST
 
 
 @pytest.mark.parametrize(
     ("kind", "incubation", "optimizer"),
-    [slot_state if slot_state in FAST else pytest.param(*slot_state, marks=pytest.mark.slow) for slot_state in LIVES],
+    [case if case in FAST else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
-def test_a_long_random_life_is_the_same_alone_and_stacked(kind, incubation, optimizer):
+def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, optimizer):
     make_host, shape = HOSTS[kind]
     lifecycle = LifecycleConfig(incubation=incubation, min_training_decisions=1, embargo_decisions=0)
     config = OptimizerConfig(name=optimizer, max_gradient_norm=0.5)
@@ -192,8 +192,8 @@ def compare(stacked, alone, x, y):
                 assert stacked.slot_state.gradient_norm[n, s] == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
-def test_a_host_does_not_feel_how_many_live_beside_it():
-    def slot_state(rng_seeds):
+def test_results_do_not_depend_on_the_number_of_hosts():
+    def trained_rows(rng_seeds):
         torch.manual_seed(5)
         x = torch.randn(16, 5, dtype=torch.double)
         y = torch.arange(16) % 3
@@ -211,10 +211,10 @@ def test_a_host_does_not_feel_how_many_live_beside_it():
                 )  # fmt: skip
         return hosts.hosts.rows
 
-    torch.testing.assert_close(slot_state(RNG_SEEDS)[:2], slot_state(RNG_SEEDS[:2]), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(trained_rows(RNG_SEEDS)[:2], trained_rows(RNG_SEEDS[:2]), rtol=1e-10, atol=1e-10)
 
 
-def test_a_broken_host_breaks_alone():
+def test_a_broken_host_does_not_affect_others():
     x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
     hosts = StackedHosts(dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
     row = Action("germinate", "block1", "mlp").encode(SLOTS, hosts.blueprint_names)
@@ -225,7 +225,7 @@ def test_a_broken_host_breaks_alone():
     assert hosts.hosts.rows.isnan().any(1).tolist() == [False, False, True, False]
 
 
-def test_a_new_life_starts_afresh():
+def test_a_reset_host_starts_afresh():
     x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
     rate = torch.full((4,), 0.01, dtype=torch.double)
     hosts = StackedHosts(dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
@@ -239,5 +239,50 @@ def test_a_new_life_starts_afresh():
     assert torch.equal(hosts.hosts.rows[3], start[0])
     assert not torch.equal(hosts.hosts.rows[0], start[0])
     assert hosts.slot_state.occupied.sum(1).tolist() == [1, 0, 1, 0]
-    assert hosts.hosts.moments.steps.tolist() == [1, 0, 1, 0]
+    assert hosts.hosts.optimizer_state.steps.tolist() == [1, 0, 1, 0]
     assert next(iter(hosts.groups.values())).hosts.tolist() == [0, 2]
+
+
+def dense_hosts(x):
+    return StackedHosts(dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
+
+
+def test_planted_hosts_equal_planted_models():
+    x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
+    hosts = dense_hosts(x)
+    rows = np.zeros((4, 8), dtype=np.int64)
+    for host, name in ((1, "mlp"), (3, "norm")):
+        rows[host] = Action("germinate", "block1", name).encode(SLOTS, hosts.blueprint_names)
+    hosts.plant(rows)
+    assert hosts.slot_state.stage[:, 1].tolist() == [0, Stage.FOSSILIZED, 0, Stage.FOSSILIZED]
+    rate = torch.full((4,), 0.01, dtype=torch.double)
+    hosts.train_step(x, y, rate)
+    assert hosts.seed_parameters()[:, 1].astype(bool).tolist() == [False, True, False, True]
+    losses, _ = hosts.evaluate(x, y, exported=True)
+    torch.testing.assert_close(losses, hosts.evaluate(x, y)[0])  # fossils stay in the exported network
+    for host, name in ((1, "mlp"), (3, "norm")):
+        alone = Alone(dense, x[0], RNG_SEEDS[host], 0.01, LifecycleConfig(), OptimizerConfig())
+        alone.model.plant("block1", name)
+        for field, values in vars(alone.model.slot_state).items():
+            if field != "gradient_norm":
+                np.testing.assert_array_equal(values[0], getattr(hosts.slot_state, field)[host], err_msg=field)
+        alone.follow()
+        alone.train(x[host], y[host])
+        torch.testing.assert_close(cross_entropy(alone.model(x[host]), y[host]).detach(), losses[host])
+
+
+def test_a_pass_can_be_continued_from_a_kept_activation():
+    x = torch.randn(4, 8, 5, dtype=torch.double)
+    hosts = dense_hosts(x)
+    hosts.plant(np.stack([Action("germinate", "block1", "mlp").encode(SLOTS, hosts.blueprint_names)] * 4))
+    hosts.train_step(x, (torch.arange(8) % 3).expand(4, 8), torch.full((4,), 0.1, dtype=torch.double))
+    some = np.array([3, 1])
+    rows, plan = torch.from_numpy(some), hosts.plan_pass(some, hosts.slot_state.alpha)
+    whole, kept = hosts.run(x[rows], rows, plan, keep={0, 1})
+    assert list(kept) == [0, 1]
+    for slot in kept:
+        torch.testing.assert_close(hosts.run_from(slot, kept[slot], rows, plan)[0], whole, rtol=0, atol=0)
+    without = hosts.plan_pass(some, np.zeros_like(hosts.slot_state.alpha))
+    ablated, _ = hosts.run_from(1, kept[1], rows, without)
+    torch.testing.assert_close(ablated, hosts.run(x[rows], rows, without)[0], rtol=0, atol=0)
+    assert not torch.allclose(ablated, whole)

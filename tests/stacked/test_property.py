@@ -202,8 +202,8 @@ REFUSAL = r"stacked.*GrowableModel|has no effect on the host's output|say it: sl
 """It cannot be stacked; or its slots are refused before that question comes up, as they would be for one model."""
 
 
-NOT_TOLD = {62, 98, 99, 103, 147, 159, 191}
-"""Batch statistics, or a normalisation over a fixed length, keep passes from telling what the dimensions mean."""
+AMBIGUOUS = {62, 98, 99, 103, 147, 159, 191}
+"""Batch statistics, or a normalisation over a fixed length, hide from slot discovery what the dimensions mean."""
 
 
 def test_recipes_draw_hosts_of_both_kinds():
@@ -222,7 +222,7 @@ def test_a_random_host_is_the_same_stacked_and_alone_or_refused(number):
             new_stack(recipe)
         assert len(str(refusal.value).splitlines()) == 1
         return
-    if number in NOT_TOLD:
+    if number in AMBIGUOUS:
         with pytest.raises(AmbiguousShapeError, match="say it: slots="):
             new_stack(recipe)
         return

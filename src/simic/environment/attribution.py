@@ -1,10 +1,10 @@
-"""What each seed is worth: leave-one-out, pairwise interaction and Shapley values of the game that seeds play.
+"""Attribution of a network's metric to its seeds: Shapley values and pairwise interactions.
 
-The players are all seeds, fossils and live ones. A coalition is a mask of the slots whose seeds speak, and its value is
-the metric of the network with exactly these seeds: that of the bare host if there are none.
+The players of the game are all seeds, fossils included. A coalition is a mask of slots; its value is the metric of the
+network in which exactly the seeds of these slots are active, that of the bare host for the empty coalition.
 
-Shapes: N hosts, M of them, S slots, K coalitions. Results are (S,) or (S, S) if the value of a coalition is one number,
-with M in front if it is one per host; NaN where no seed is present.
+Shapes: N hosts, M of them in a game, S slots, P players, K coalitions. Results are (S,) or (S, S) if a coalition has
+one value, (M, S) or (M, S, S) if it has one per host; NaN where there is no seed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor
 from torch.func import vmap
 
 from simic.stacked.hosts import StackedHosts
-from simic.stacked.seed_groups import blend_seeds
 
 Value = Callable[[np.ndarray], np.ndarray]
-"""Coalitions, bool (K, S) -> the metric with exactly these seeds, (K,) or (K, M)."""
+"""Coalitions, bool (K, S) -> their values, (K,) or (K, M)."""
 MAX_EXACT_SEEDS = 4
+"""Players up to which all 2^P coalitions are evaluated; beyond, orders are sampled."""
 
 
 class Shapley(NamedTuple):
-    """Shapley values, and the standard error of each: 0 where they are exact."""
+    """Shapley values and their standard errors; 0 where the values are exact."""
 
     values: np.ndarray
     standard_error: np.ndarray
 
 
 class EpisodeAttribution(NamedTuple):
-    """How seeds share what growth brought, at the end of episodes; NaN where none ended or no seed is present."""
+    """Attribution at the end of episodes; NaN where the episode goes on or there is no seed."""
 
     shapley: np.ndarray  # (N, S)
     shapley_error: np.ndarray  # (N, S)
@@ -43,7 +43,7 @@ class EpisodeAttribution(NamedTuple):
 
 
 def cached(value: Value) -> Value:
-    """The same game, in which no coalition is evaluated twice."""
+    """The same game with a cache: no coalition is evaluated twice."""
     known: dict[bytes, np.ndarray] = {}
 
     def look_up(coalitions: np.ndarray) -> np.ndarray:
@@ -57,35 +57,30 @@ def cached(value: Value) -> Value:
     return look_up
 
 
-def leave_one_out(value: Value, present: np.ndarray) -> np.ndarray:
-    """v(all) - v(all without i), for every seed i in the mask `present` (S,)."""
-    players = np.flatnonzero(present).tolist()
-    values = value(_without(present, [(), *((i,) for i in players)]))
-    return _spread(values[:1] - values[1:], present)
-
-
 def pairwise_interaction(value: Value, present: np.ndarray) -> np.ndarray:
     """v(all) - v(all without i) - v(all without j) + v(all without both): symmetric, NaN on the diagonal.
 
-    Above 0 the two help each other; below 0 each does part of the other's work. Seeds are judged where they live, in
-    the full network, rather than as a pair alone.
+    Positive for seeds that need each other, negative for seeds that replace each other, within the full network.
     """
     players = np.flatnonzero(present).tolist()
     pairs = [(i, j) for i in players for j in players if i < j]
-    values = value(_without(present, [(), *((i,) for i in players), *pairs]))
-    alone = dict(zip(players, values[1:], strict=False))
-    both = values[1 + len(players) :]
+    absent = [(), *((i,) for i in players), *pairs]
+    coalitions = np.tile(present, (len(absent), 1))
+    for coalition, left_out in zip(coalitions, absent, strict=True):
+        coalition[list(left_out)] = False
+    values = value(coalitions)
+    without = dict(zip(absent, values, strict=True))
     result = np.full((*values.shape[1:], present.size, present.size), np.nan)
-    for (i, j), without in zip(pairs, both, strict=True):
-        result[..., i, j] = result[..., j, i] = values[0] - alone[i] - alone[j] + without
+    for i, j in pairs:
+        result[..., i, j] = result[..., j, i] = without[()] - without[i,] - without[j,] + without[i, j]
     return result
 
 
 def shapley(value: Value, present: np.ndarray, *, generator: np.random.Generator, num_pairs: int = 32) -> Shapley:
-    """What each seed adds, averaged over all orders of arrival; together they add up to v(all) - v(none).
+    """The marginal value of each seed, averaged over all orders in which seeds can join; the sum is v(all) - v(none).
 
-    Exact for up to 4 seeds. For more, the average of `num_pairs` random orders, each also taken backwards: a seed that
-    came late then comes early, and most of the noise cancels.
+    Exact for up to MAX_EXACT_SEEDS seeds. For more, the mean over `num_pairs` random orders and their reversals: a seed
+    that joins late in one joins early in the other, which cancels most of the variance (antithetic sampling).
     """
     num_seeds = int(np.count_nonzero(present))
     if num_seeds <= MAX_EXACT_SEEDS:
@@ -104,28 +99,34 @@ def shapley(value: Value, present: np.ndarray, *, generator: np.random.Generator
 def coalition_metrics(
     hosts: StackedHosts, x: Tensor, y: Tensor, coalitions: np.ndarray, who: np.ndarray | None = None
 ) -> np.ndarray:
-    """The metric (K, M) of the hosts `who` (M,), or all, with exactly these seeds speaking, masks (K, M, S).
+    """The metric (K, M) of the hosts `who` (M,), default all, with only the seeds of a mask (K, M, S) active.
 
-    Samples are (M, B, ...). A seed whose alpha is 0 speaks with its alpha target, so that one in training counts too.
-    Coalitions that agree up to a slot share the activations before it.
+    Samples are (M, B, ...). A seed whose alpha is 0, for instance in training, is active with its alpha target.
     """
     who = np.arange(hosts.num_hosts) if who is None else who
     present = hosts.slot_state.occupied[who]
     if coalitions.shape[1:] != present.shape:
         raise ValueError(f"coalitions must be (K, *{present.shape}), got {coalitions.shape}")
     active = np.where(hosts.slot_state.alpha > 0, hosts.slot_state.alpha, hosts.slot_state.alpha_target)
-    # Sorted by the first slot, then the second, and so on: neighbours differ as late in the network as can be.
+    # Coalitions that agree in the first slots share the activations up to there. np.unique sorts by the first slot, the
+    # second and so on, so that each coalition shares as much as possible with the one before:
+    #
+    #     slots 0 1 2
+    #           0 0 1    run
+    #           0 1 1    run_from slot 1
+    #           1 1 0    run_from slot 0
     different, which = np.unique((coalitions & present).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, M)
     metrics, kept = np.empty((len(different), len(who))), dict[int, Tensor]()
-    slots, chosen, spoken = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(active)
+    slots, rows, alpha = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(active)
     for index, coalition in enumerate(different):
-        spoken[who] = np.where(coalition.T, active[who], 0.0)
-        plan = [hosts._active_seeds(slot, who, spoken[:, slot], learns=False) for slot in slots]
+        alpha[who] = np.where(coalition.T, active[who], 0.0)
+        plan = hosts.plan_pass(who, alpha, learning=())
         if index == 0:
-            out = hosts._run(x, 0, chosen, plan, kept=kept, keep=set(slots))
+            out, new = hosts.run(x, rows, plan, keep=slots)
         else:
             first = int((coalition != different[index - 1]).any(1).argmax())
-            out = hosts._run(blend_seeds(kept[first], plan[first]), first + 1, chosen, plan, kept=kept, keep=set(slots))
+            out, new = hosts.run_from(first, kept[first], rows, plan, keep=slots)
+        kept |= new
         metrics[index] = vmap(hosts.metric)(out, y).cpu().numpy()
     return metrics[which.reshape(-1)]
 
@@ -133,9 +134,9 @@ def coalition_metrics(
 def seed_game(
     hosts: StackedHosts, batches: Sequence[tuple[Tensor, Tensor]], who: np.ndarray | None = None
 ) -> tuple[Value, np.ndarray]:
-    """The game that the seeds of `who` (M,), or of all hosts, play on samples (N, B, ...); the slots in it (S,).
+    """The game of the hosts `who` (M,), default all, on samples (N, B, ...), and the slots that take part (S,).
 
-    A host without a seed in a slot gets 0 there: nothing changes when nobody leaves.
+    All hosts play the same slots; a host without a seed in one of them gets the value 0 there.
     """
     members = np.arange(hosts.num_hosts) if who is None else who
     sizes = [x.shape[1] for x, _ in batches]
@@ -151,15 +152,15 @@ def seed_game(
 def attribute_episodes(
     hosts: StackedHosts, batches: Sequence[tuple[Tensor, Tensor]], which: np.ndarray
 ) -> EpisodeAttribution:
-    """Shapley values and pairwise interactions of all seeds of the hosts `which` (mask (N,)).
+    """Shapley values and pairwise interactions of the seeds of the hosts `which`, a mask (N,).
 
-    Costs one pass over the samples per coalition: 2^S of them, shared by all hosts of up to 4 slots. Where there are
-    more slots every host plays alone, so that its orders of arrival are those of its own rng seed.
+    Costs one pass over the samples per coalition. With up to MAX_EXACT_SEEDS slots the hosts share the passes of all
+    2^S coalitions; with more, every host plays alone, so that its sampled orders depend on its own rng seed only.
     """
     present = hosts.slot_state.occupied & which[:, None]
     (n, s), players = present.shape, np.flatnonzero(present.any(1))
     result = EpisodeAttribution(*(np.full(shape, np.nan) for shape in ((n, s), (n, s), (n, s, s))))
-    at_once = hosts._hosts_at_once if s <= MAX_EXACT_SEEDS else 1
+    at_once = hosts.hosts_at_once if s <= MAX_EXACT_SEEDS else 1
     for start in range(0, len(players), at_once):
         who = players[start : start + at_once]
         value, slots = seed_game(hosts, batches, who)
@@ -172,36 +173,32 @@ def attribute_episodes(
     return result
 
 
-def _without(present: np.ndarray, absent: list[tuple[int, ...]]) -> np.ndarray:
-    """The full coalition without each of these (K, S)."""
-    coalitions = np.tile(present, (len(absent), 1))
-    for coalition, left_out in zip(coalitions, absent, strict=True):
-        coalition[list(left_out)] = False
-    return coalitions
-
-
 def _spread(per_seed: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Results of the seeds present (P, ...) over all slots (..., S)."""
+    """Results of the players (P, ...) over all slots (..., S), NaN elsewhere."""
     result = np.full((*per_seed.shape[1:], present.size), np.nan)
     result[..., present] = np.moveaxis(per_seed, 0, -1)
     return result
 
 
 def _exact_shapley(value: Value, present: np.ndarray) -> np.ndarray:
-    """From all 2^P coalitions (P, ...)."""
+    """Shapley values (P, ...) from all 2^P coalitions."""
     num_seeds = int(np.count_nonzero(present))
     inside = np.array(list(product((False, True), repeat=num_seeds)), dtype=bool).reshape(2**num_seeds, num_seeds)
     coalitions = np.zeros((len(inside), present.size), dtype=bool)
     coalitions[:, present] = inside
     sizes = inside.sum(1, keepdims=True)
-    # A coalition of each size is met equally often: it counts for a seed inside it, and against one outside.
+    # phi_i = 1/P * sum over coalitions C with i of (v(C) - v(C without i)) / binomial(P - 1, |C| - 1). As one sum over
+    # all coalitions, a coalition counts positively for its members and negatively for the others.
     others = np.array([comb(num_seeds - 1, size) for size in range(num_seeds)] + [1])
     weights = np.where(inside, 1 / others[sizes - 1], -1 / others[sizes]) / max(num_seeds, 1)
     return np.tensordot(weights.T, value(coalitions), axes=1)
 
 
 def _marginals(value: Value, orders: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """What each seed adds when it arrives, in every order (orders, P): (orders, P, ...) with seeds by slot."""
+    """Marginal values (orders, P, ...), by slot, of seeds that join in the given orders (orders, P) of their slots.
+
+    With slots 0, 1, 2 and the order 2, 0, 1 the coalitions are {}, {2}, {0, 2}, {0, 1, 2}.
+    """
     num_orders, num_seeds = orders.shape
     arrival = np.full((num_orders, present.size), num_seeds)
     np.put_along_axis(arrival, orders, np.arange(num_seeds)[None], axis=1)

@@ -37,7 +37,7 @@ from simic.evaluation.measures import Fossil, episodes, play
 from simic.evaluation.parsing import Candidate, NamedTask
 from simic.gymnasium.vector_env import replace_illegal
 from simic.lifecycle.actions import Action
-from simic.lifecycle.stages import LifecycleConfig, Stage
+from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.network import FactoredRecurrentActorCritic
 from simic.storage.checkpoint import find_checkpoint, is_checkpoint
@@ -224,11 +224,7 @@ def plant_fossils(trainings: HostTrainings, fossils: Sequence[Sequence[Fossil]])
                 if fossil.slot == slot:
                     action = Action("germinate", slot, fossil.blueprint, fossil.style)
                     rows[host] = action.encode(trainings.task.slots, hosts.blueprint_names)
-        hosts.execute(rows)
-    planted = hosts.slot_state.occupied
-    hosts.slot_state.stage[planted] = Stage.FOSSILIZED
-    hosts.slot_state.alpha[planted] = hosts.slot_state.alpha_target[planted] = 1.0
-    hosts.sync_with_slots()
+        hosts.plant(rows)
     trainings.snapshot.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
 
 

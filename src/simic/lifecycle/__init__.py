@@ -1,1 +1,1 @@
-"""The life of a seed: stages, ramps, actions, and the slots of N hosts as arrays. Nothing here loads torch."""
+"""The lifecycle of a seed: stages, alpha ramps, actions, and the slots of N hosts as arrays. Imports no torch."""

@@ -1,7 +1,13 @@
-"""What a controller can say: operations, heads, and the one table of which heads matter for which operation.
+"""The action space: operations, heads, and the table of which heads each operation uses.
 
-An action of one host is a row of `len(HEADS)` integers, one index per head; N hosts make an array (N, H).
-`Action` is the same thing in words.
+Shapes: N hosts, H = len(HEADS) heads. The actions of N hosts are an integer array (N, H), one column per head; an entry
+is an index into that head's values. `Action` is one row by value:
+
+    Action("germinate", "block2", "mlp", style="gated", tempo=8, alpha_target=0.7)
+
+    head     op         slot    blueprint  style  tempo  alpha_target  alpha_speed  alpha_curve
+    row      1          2       2          3      2      1             0            0
+    value    germinate  block2  mlp        gated  8      0.7           (not used)   (not used)
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from simic.lifecycle.ramps import CURVES
 
 
 class Op(IntEnum):
-    """What a decision does."""
+    """The operations a controller can choose from."""
 
     WAIT = 0
     GERMINATE = 1
@@ -32,7 +38,7 @@ class Op(IntEnum):
 
 
 class Style(NamedTuple):
-    """How a seed is blended in: the operator, and the curve of its first ramp."""
+    """The blend operator of a seed, and the curve of its first alpha ramp."""
 
     name: str
     operator: str
@@ -43,7 +49,7 @@ HEADS = ("op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_spe
 
 
 class Column:
-    """The column of each head in an array of actions: `actions[:, Column.SLOT]`. Plain integers, for speed."""
+    """Index of each head's column: `actions[:, Column.SLOT]`. Plain integers: enum members index more slowly."""
 
     OP, SLOT, BLUEPRINT, STYLE, TEMPO, ALPHA_TARGET, ALPHA_SPEED, ALPHA_CURVE = range(len(HEADS))
 
@@ -55,10 +61,10 @@ STYLES = (
     Style("gated", "gate", "linear"),
 )
 TEMPOS = (3, 5, 8)
-"""Decisions that a seed's first ramp takes."""
+"""Length of a seed's first alpha ramp, in decisions."""
 ALPHA_TARGETS = (0.5, 0.7, 1.0)
 ALPHA_SPEEDS = (0, 3, 5, 8)
-"""Decisions that a later ramp takes; 0 jumps."""
+"""Length of later alpha ramps, in decisions; 0 jumps to the target."""
 
 HEADS_USED_BY: dict[Op, tuple[str, ...]] = {
     Op.WAIT: ("op",),
@@ -70,7 +76,7 @@ HEADS_USED_BY: dict[Op, tuple[str, ...]] = {
 }
 HEAD_USED = np.array([[head in HEADS_USED_BY[op] for head in HEADS] for op in Op])  # (ops, heads)
 
-# What an index of these heads stands for; slot and blueprint depend on the host.
+# The values behind each head's indices. Those of slot and blueprint depend on the host.
 HEAD_VALUES: dict[str, tuple[Any, ...]] = {
     "op": tuple(str(op) for op in Op),
     "style": tuple(style.name for style in STYLES),
@@ -83,7 +89,7 @@ HEAD_VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """One action in words; heads that do not matter for `op` are ignored."""
+    """One action by value; heads that `op` does not use are ignored."""
 
     op: str = "wait"
     slot: str | int = 0
@@ -95,24 +101,18 @@ class Action:
     alpha_curve: str = "linear"
 
     def encode(self, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> np.ndarray:
-        """The row of indices (H,); heads that do not matter are 0."""
+        """The row of indices (H,); 0 for unused heads."""
         values = HEAD_VALUES | {"slot": tuple(slot_names), "blueprint": tuple(blueprint_names)}
-        op = Op(_index("op", self.op, values["op"]))
-        row = np.zeros(len(HEADS), dtype=np.int64)
-        for position, head in enumerate(HEADS):
-            if head in HEADS_USED_BY[op]:
-                row[position] = _index(head, getattr(self, head), values[head])
-        return row
+        used = HEADS_USED_BY[Op(_index("op", self.op, values["op"]))]
+        row = [_index(head, getattr(self, head), values[head]) if head in used else 0 for head in HEADS]
+        return np.array(row, dtype=np.int64)
 
     @classmethod
     def decode(cls, row: np.ndarray, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> Action:
-        """The words behind a row; heads that do not matter keep their defaults."""
-        values: dict[str, tuple[Any, ...]] = HEAD_VALUES | {
-            "slot": tuple(slot_names),
-            "blueprint": tuple(blueprint_names),
-        }
-        op = Op(int(row[0]))
-        return cls(**{head: values[head][int(row[i])] for i, head in enumerate(HEADS) if head in HEADS_USED_BY[op]})
+        """The inverse of `encode`; unused heads keep their defaults."""
+        values: dict[str, Any] = HEAD_VALUES | {"slot": slot_names, "blueprint": blueprint_names}
+        used = HEADS_USED_BY[Op(int(row[Column.OP]))]
+        return cls(**{head: values[head][int(row[i])] for i, head in enumerate(HEADS) if head in used})
 
     def __str__(self) -> str:
         heads = [head for head in HEADS_USED_BY[Op(_index("op", self.op, HEAD_VALUES["op"]))] if head != "op"]
@@ -120,6 +120,7 @@ class Action:
 
 
 def _index(head: str, value: str | int | float, valid: tuple) -> int:
+    """The index of a head's value; slots and blueprints may also be given by their index."""
     if value in valid:
         return valid.index(value)
     if head in ("slot", "blueprint") and isinstance(value, (int, np.integer)) and 0 <= value < len(valid):

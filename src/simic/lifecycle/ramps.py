@@ -1,4 +1,4 @@
-"""Alpha ramps: monotone curves from 0 to 1 that land exactly, over numpy arrays of any shape."""
+"""Alpha ramps: monotone curves that end exactly at their target, over numpy arrays of any shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ CURVES = tuple(_CURVE_TABLE)
 def ramp_alpha(
     start: np.ndarray, target: np.ndarray, step: np.ndarray, length: np.ndarray, curve: np.ndarray
 ) -> np.ndarray:
-    """Alpha after `step` of `length` decisions on the way from `start` to `target`; `curve` indexes CURVES."""
+    """Alpha after `step` of `length` decisions of a ramp from `start` to `target`; `curve` indexes CURVES."""
     progress = np.where(length > 0, np.minimum(step, length) / np.maximum(length, 1), 1.0)
     eased = np.choose(curve, [shape(progress) for shape in _CURVE_TABLE.values()])
+    # The last step takes the target itself: start + (target - start) may miss it by rounding.
     return np.where(progress >= 1, target, start + (target - start) * eased)

@@ -1,4 +1,4 @@
-"""The life of a seed: stages, which may follow which, and the numbers that govern it."""
+"""Stages of a slot, the allowed transitions between them, and the lifecycle settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 
 class Stage(IntEnum):
-    """Where a slot stands."""
+    """Stage of a slot."""
 
     DORMANT = 0
     GERMINATED = 1
@@ -38,43 +38,32 @@ NEXT: dict[Stage, frozenset[Stage]] = {
     Stage.RESETTING: frozenset({Stage.DORMANT}),
 }
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-"""Stages of a seed whose fate is still open."""
+"""Stages of a seed that is neither fossilized nor pruned yet."""
 
 Incubation = Literal["direct", "shadow", "straight_through"]
 INCUBATIONS: tuple[Incubation, ...] = get_args(Incubation)
 
 
-class IllegalTransitionError(ValueError):
-    """A stage that cannot follow another."""
-
-
 class IllegalActionError(ValueError):
-    """An action that the rules refuse; nothing was changed."""
-
-
-def check_transition(old: Stage, new: Stage) -> None:
-    """Raise unless `new` may directly follow `old`."""
-    if new not in NEXT[old]:
-        allowed = ", ".join(str(stage) for stage in sorted(NEXT[old])) or "nowhere: it is final"
-        raise IllegalTransitionError(f"a {old} slot cannot become {new}; it may go to {allowed}")
+    """An action that the lifecycle rules refuse; the state is unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LifecycleConfig:
-    """The numbers that govern a seed's life; times are decisions (one host epoch each)."""
+    """Lifecycle settings; times are in decisions, one host epoch each."""
 
     incubation: Incubation = "direct"
-    """How a seed learns before it counts: direct, shadow or straight_through."""
+    """How a seed is trained before it affects the output: direct, shadow or straight_through."""
     max_seeds: int | None = None
-    """Most seeds a host may hold, fossils included; None means one per slot."""
+    """Maximum number of seeds in a host, fossils included; None means one per slot."""
     min_training_decisions: int = 3
-    """Decisions a seed must spend in training before it may be blended in."""
+    """Minimum decisions in the training stage before a seed may be blended in."""
     min_gradient_norm: float = 1e-10
-    """Mean gradient norm below which a seed counts as not learning, so not ready for blending."""
+    """Mean gradient norm below which a training seed counts as not learning and may not be blended in."""
     min_prune_age: int = 1
-    """Decisions a seed lives before it may be pruned."""
+    """Minimum age of a seed, in decisions, before it may be pruned."""
     embargo_decisions: int = 2
-    """Decisions a slot rests after a prune before it is reset."""
+    """Decisions a slot stays embargoed after a prune."""
 
     def __post_init__(self) -> None:
         if self.incubation not in INCUBATIONS:
@@ -94,5 +83,5 @@ class LifecycleConfig:
 
     @property
     def has_training_stage(self) -> bool:
-        """Whether seeds learn in a stage of their own before their first ramp."""
+        """Whether seeds pass through the training stage before their first alpha ramp."""
         return self.incubation != "direct"

@@ -1,8 +1,8 @@
-"""Whether networks may run stacked: clear errors for whatever the stacked program would compute otherwise.
+"""Checks that networks, seeds, losses and metrics can run stacked, with errors that say what to change.
 
-The stacked program runs a network's arithmetic for N sets of parameters. Whatever else a module does when it is called
-(an overridden forward, batch statistics, random draws, state kept between calls) is lost or fails inside vmap, so such
-a module is refused here, rather than trained as another network than the user's.
+The stacked program runs the arithmetic of a network for N sets of parameters. Anything else that a module does in a
+call (an overridden forward, batch statistics, random numbers, state between calls) would be lost or fail under vmap.
+Such modules are refused here, so that nothing else than the user's network is trained.
 """
 
 from __future__ import annotations
@@ -14,19 +14,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
-from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint
+from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint, new_branch
 from simic.growth.isolation import preserve_state, preserved_rng
+from simic.growth.model import check_branch
 from simic.growth.slot_discovery import Site
-from simic.stacked.compare import (
-    TOLERANCE,
-    Fault,
-    Program,
-    Unusable,
-    compare,
-    first_sentence,
-    relative_difference,
-)
-from simic.stacked.layers import Parameters, is_customized, part_of, run_segments, run_stacked
+from simic.stacked.compare import TOLERANCE, Fault, Program, Unusable, compare, first_sentence, relative_difference
+from simic.stacked.layers import is_customized, run_segments, run_stacked
+from simic.stacked.parameters import Parameters, part_of
 
 ALONE = "or grow the model alone with GrowableModel and GrowthScheduler, which take any module"
 IN_ORDER = "write the host as segments that run one after the other (residual connections go inside a segment)"
@@ -37,7 +31,7 @@ REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
     ((nn.modules.instancenorm._InstanceNorm,), "leave track_running_stats off"),
     ((nn.RNNBase,), "use attention or convolutions over the sequence"),
 )
-"""Kinds of modules that cannot be stacked, and what to do about them."""
+"""Kinds of modules that cannot be stacked, and what to use instead."""
 
 Figure = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of one host -> one number: a loss or a metric."""
@@ -46,7 +40,7 @@ _stackable: set[tuple[Blueprint, SlotShape, tuple[int, ...], torch.dtype, torch.
 
 
 def segments_of(host: nn.Module) -> dict[str, nn.Module]:
-    """The children of a host under their names; a module that comes twice is listed twice, as it runs twice."""
+    """The children of a host by name; a module that is used twice is listed twice, because it runs twice."""
     if not isinstance(host, nn.Module):
         raise TypeError(f"make_host must return an nn.Sequential of segments, got {host!r}: return the host it builds")
     return {name: child for name, child in host._modules.items() if child is not None}
@@ -56,7 +50,7 @@ def segments_of(host: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "make_host") -> None:
-    """Raise unless networks differ in nothing but the values of their parameters."""
+    """Raise unless networks differ in the values of their parameters only."""
     rule = f"{maker} must build a new network of the same structure at every call"
     here, owned, buffers = _structure(template), set(template.parameters()), list(template.buffers())
     for other in others:
@@ -65,8 +59,9 @@ def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "
         there = _structure(other)
         if here != there:
             name = next(key for key in (*here, *there) if here.get(key) != there.get(key))
-            one, another = (seen.get(name, "missing") for seen in (here, there))
-            raise ValueError(f"{rule}, got two: {name!r} is {one}, then {another}")
+            raise ValueError(
+                f"{rule}, got two: {name!r} is {here.get(name, 'missing')}, then {there.get(name, 'missing')}"
+            )
         for (name, buffer), own in zip(other.named_buffers(), buffers, strict=True):
             if not torch.equal(buffer, own):
                 raise ValueError(
@@ -76,17 +71,13 @@ def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "
 
 
 def _structure(network: nn.Module) -> dict[str, str | tuple]:
+    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers()]
     modules = {name: type(part).__name__ for name, part in network.named_modules(remove_duplicate=False)}
-    parameters = network.named_parameters(remove_duplicate=False)
-    return (
-        modules
-        | {name: (tuple(p.shape), p.dtype) for name, p in parameters}
-        | {name: (tuple(b.shape), b.dtype) for name, b in network.named_buffers()}
-    )
+    return modules | {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors}
 
 
 def check_parameters(network: nn.Module) -> None:
-    """Raise unless a network's parameters can be a row of a matrix that learns as a whole."""
+    """Raise unless all parameters of a network can be one row of a matrix that is trained as a whole."""
     named = dict(network.named_parameters())
     if not named:
         raise ValueError(f"the network ({type(network).__name__}) has no parameters, so it cannot learn: give it some")
@@ -103,14 +94,15 @@ def check_parameters(network: nn.Module) -> None:
         if hooked or not parameter.requires_grad:
             got, remedy = ("has gradient hooks", "remove them") if hooked else ("is frozen", "make it a buffer")
             raise ValueError(
-                f"all parameters of stacked networks learn by their own gradient, {name!r} {got}: {remedy}, {ALONE}"
+                f"all parameters of stacked networks are trained with their own gradient, {name!r} {got}: {remedy}, "
+                f"{ALONE}"
             )
 
 
-def _check_places(host: nn.Module, sites: Sequence[Site]) -> None:
-    """Raise a fault unless a seed behind a slot's segment is a seed in that slot."""
+def _check_slots(host: nn.Module, sites: Sequence[Site]) -> None:
+    """Raise a Fault unless adding to the output of a slot's segment is the same as a seed in that slot."""
     if is_customized(host):
-        raise Fault("has hooks or a forward of its own, which its segments know nothing of")
+        raise Fault("has hooks or a forward of its own, which segments alone do not run")
     calls = [part for _, part in host.named_modules(remove_duplicate=False)]
     for site in sites:
         if site.container != "tensor":
@@ -119,33 +111,40 @@ def _check_places(host: nn.Module, sites: Sequence[Site]) -> None:
             raise Fault(f"uses the segment {site.name!r} twice, so that its slot is two places")
 
 
-# Hosts, seeds, figures.
+# Hosts, seeds, losses and metrics.
 
 
 def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input: Tensor) -> frozenset[int]:
-    """Raise unless hosts that run as one program compute and learn what each does alone.
+    """Raise unless stacked hosts have the outputs and gradients of each host alone.
 
-    Returns which segments overwrite their input.
+    Returns the indices of the segments that overwrite their input.
     """
     check_alike(hosts[0], hosts[1:])
     example = example_input.expand(len(hosts), *example_input.shape)
     with preserved_rng():
         try:
-            _check_places(hosts[0], sites)
+            _check_slots(hosts[0], sites)
             compare(hosts, _host_program, example, sites)
         except Fault as fault:
-            raise ValueError(_host_refusal(hosts, example, fault)) from fault.__cause__
-        return _overwriting(hosts[0], example_input)
+            own_forward = type(hosts[0]).forward is not nn.Sequential.forward
+            subject = f"the forward of {type(hosts[0]).__name__}" if own_forward else "the host"
+            reason = _blame_part(hosts, example) or f"{subject} {fault}: {IN_ORDER}"
+            raise ValueError(
+                f"hosts run stacked, as one program of segments in a row, but {reason}, {ALONE}"
+            ) from fault.__cause__
+        return _find_overwriting(hosts[0], example_input)
 
 
-def check_branches(name: str, branches: Sequence[nn.Module], site: Site, reference: Tensor) -> None:
-    """Raise unless seeds of a blueprint that run as one program compute and learn what each does alone."""
+def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
+    """Raise unless the seeds of a blueprint fit the slot, and have the same outputs and gradients stacked as alone."""
     key = (get_blueprint(name), site.shape, site.example_shape, reference.dtype, reference.device)
-    if key in _stackable:  # what a blueprint builds depends on the shape alone
+    if key in _stackable:  # what a blueprint builds depends on the shape only, and a check costs several passes
         return
     rule = f"seeds of blueprint {name!r} run stacked with those of other hosts"
+    branches = [new_branch(name, site.shape, (number,)).to(reference) for number in range(2)]
     x = torch.zeros(len(branches), *site.example_shape, device=reference.device, dtype=reference.dtype)
     with preserved_rng():
+        check_branch(name, branches[0], site, reference)
         try:
             check_parameters(branches[0])
             check_alike(branches[0], branches[1:], maker="it")
@@ -153,24 +152,22 @@ def check_branches(name: str, branches: Sequence[nn.Module], site: Site, referen
         except ValueError as error:
             raise ValueError(f"{rule}: {error}") from error
         except Fault as fault:
-            path, module, reason = _locate(branches, x) or ("", branches[0], fault)
-            raise ValueError(
-                f"{rule}, but {_told(path, module)} {reason}: {_remedy(module)}, {ALONE}"
-            ) from fault.__cause__
+            whole = f"its {type(branches[0]).__name__} {fault}: {_remedy(branches[0])}"
+            raise ValueError(f"{rule}, but {_blame_part(branches, x) or whole}, {ALONE}") from fault.__cause__
     _stackable.add(key)
 
 
 def check_figure(what: str, figure: Figure, outputs: Tensor, targets: Tensor) -> None:
-    """Raise unless a loss or metric of several hosts at once is what it is for each."""
-    rule = f"the {what} must give every host one number, the same whether hosts are judged together or alone"
+    """Raise unless a loss or metric is the same under vmap over hosts as for each host alone."""
+    rule = f"the {what} must return one number per host, the same for stacked hosts as for each host alone"
     alone = torch.stack([torch.as_tensor(figure(*pair)) for pair in zip(outputs, targets, strict=True)])
     if alone.dim() != 1:
         raise ValueError(f"{rule}, got shape {tuple(alone.shape[1:])}: return the mean over the batch")
     try:
-        together = vmap(figure)(outputs, targets)
+        stacked = vmap(figure)(outputs, targets)
     except Exception as error:
-        raise ValueError(f"{rule}; together it fails ({first_sentence(error)}): use tensor operations only") from error
-    if (size := relative_difference(together, alone)) > TOLERANCE:
+        raise ValueError(f"{rule}; stacked it fails ({first_sentence(error)}): use tensor operations only") from error
+    if (size := relative_difference(stacked, alone)) > TOLERANCE:
         raise ValueError(f"{rule}; they differ by {size:.2g} of the largest: use tensor operations only")
 
 
@@ -178,12 +175,10 @@ def _host_program(host: nn.Module) -> Program:
     names, segments = zip(*segments_of(host).items(), strict=True)
 
     def program(parameters: Parameters, x: Tensor, shifts: Sequence[Tensor]) -> Tensor:
-        return run_segments(
-            segments,
-            lambda index: part_of(parameters, names[index]),
-            x,
-            lambda index, h: h + shifts[index] if index < len(shifts) else h,
-        )
+        def add_shift(index: int, h: Tensor) -> Tensor:
+            return h + shifts[index] if index < len(shifts) else h
+
+        return run_segments(segments, lambda index: part_of(parameters, names[index]), x, add_shift)
 
     return program
 
@@ -192,8 +187,7 @@ def _module_program(module: nn.Module) -> Program:
     return lambda parameters, x, _: run_stacked(module, parameters, x)
 
 
-def _overwriting(host: nn.Module, x: Tensor) -> frozenset[int]:
-    """The segments of a host that overwrite their input."""
+def _find_overwriting(host: nn.Module, x: Tensor) -> frozenset[int]:
     found = set()
     with torch.no_grad(), preserve_state(host):
         x = x.clone()
@@ -205,22 +199,11 @@ def _overwriting(host: nn.Module, x: Tensor) -> frozenset[int]:
     return frozenset(found)
 
 
-# What to tell.
+# Error texts.
 
 
-def _host_refusal(hosts: Sequence[nn.Module], example: Tensor, fault: Fault) -> str:
-    rule = "hosts run stacked, as one program of segments in a row"
-    found = _locate(hosts, example)
-    if found is not None:
-        path, module, reason = found
-        return f"{rule}, but {_told(path, module)} {reason}: {_remedy(module)}, {ALONE}"
-    own_forward = type(hosts[0]).forward is not nn.Sequential.forward
-    subject = f"the forward of {type(hosts[0]).__name__}" if own_forward else "the host"
-    return f"{rule}, but {subject} {fault}: {IN_ORDER}, {ALONE}"
-
-
-def _locate(modules: Sequence[nn.Module], x: Tensor, prefix: str = "") -> tuple[str, nn.Module, Fault] | None:
-    """The first of the modules' parts that cannot be stacked, with its path and why; None if it is none of them."""
+def _blame_part(modules: Sequence[nn.Module], x: Tensor, prefix: str = "") -> str | None:
+    """Which part of the modules cannot be stacked, why, and the remedy; None if each part can."""
     if not isinstance(modules[0], nn.Sequential):
         return None
     for name in segments_of(modules[0]):
@@ -230,15 +213,11 @@ def _locate(modules: Sequence[nn.Module], x: Tensor, prefix: str = "") -> tuple[
             with torch.no_grad():
                 x = torch.stack([part(own) for part, own in zip(parts, x, strict=True)])
         except Unusable:
-            return None  # parts that do not fit each other are not at fault by themselves
+            return None  # parts that do not fit together are not at fault by themselves
         except Fault as fault:
-            return _locate(parts, x, f"{prefix}{name}.") or (prefix + name, parts[0], fault)
+            own = f"{type(parts[0]).__name__} {prefix + name!r} {fault}: {_remedy(parts[0])}"
+            return _blame_part(parts, x, f"{prefix}{name}.") or own
     return None
-
-
-def _told(path: str, module: nn.Module) -> str:
-    kind = type(module).__name__
-    return f"{kind} {path!r}" if path else f"its {kind}"
 
 
 def _remedy(module: nn.Module) -> str:

@@ -1,6 +1,6 @@
-"""The data of N hosts, and the batches that each of them sees: its own order, drawn from its own rng seed.
+"""The data sets of N hosts as resident tensors, and batches in an order drawn from each host's own rng seed.
 
-Shapes: N hosts, M training samples, B samples per batch.
+Shapes: N hosts, B samples per batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simic.tasks.data import Data
 
 
 class StackedData:
-    """Resident tensors; hosts that share a data set share its memory."""
+    """Data sets of N hosts; hosts that share a data set share its memory."""
 
     def __init__(self, data: Sequence[Data], rng_seeds: Sequence[int], *, batch_size: int) -> None:
         self.batch_size = min(batch_size, len(data[0].train_x))
@@ -25,17 +25,17 @@ class StackedData:
 
     @property
     def steps_per_host_epoch(self) -> int:
-        """Full batches in one pass over the training split; the rest of the order is left out."""
+        """Full batches in the training split; remaining samples are left out of the host epoch."""
         return len(self._data[0].train_x) // self.batch_size
 
     def reset(self, hosts: np.ndarray, data: Sequence[Data], rng_seeds: Sequence[int]) -> None:
-        """New data and a new order for some hosts."""
+        """Give some hosts new data sets and generators."""
         for host, own, rng_seed in zip(hosts, data, rng_seeds, strict=True):
             self._data[host], self._generators[host] = own, _generator(rng_seed)
         self._stack()
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One host epoch: inputs (N, B, ...) and targets (N, B, ...), each host's in an order of its own."""
+        """One host epoch: inputs (N, B, ...) and targets (N, B, ...), every host in its own random order."""
         samples = self.steps_per_host_epoch * self.batch_size
         size = len(self._data[0].train_x)
         orders = torch.stack([torch.randperm(size, generator=g)[:samples] for g in self._generators])
@@ -44,16 +44,14 @@ class StackedData:
             yield self._take("train_x", chosen), self._take("train_y", chosen)
 
     def split(self, name: str, samples: slice) -> tuple[Tensor, Tensor]:
-        """Part of the validation or test split of every host (N, samples, ...); shared data are not copied."""
-        both = []
-        for suffix in ("x", "y"):
-            stacked = self._stacked[f"{name}_{suffix}"]
-            part = stacked[:, samples]
-            both.append(part.expand(len(self._data), *part.shape[1:]) if self._shared else part)
-        return both[0], both[1]
+        """Inputs and targets (N, samples, ...) from the validation or test split; shared data are not copied."""
+        x, y = (self._stacked[f"{name}_{suffix}"][:, samples] for suffix in ("x", "y"))
+        if self._shared:
+            x, y = (part.expand(len(self._data), *part.shape[1:]) for part in (x, y))
+        return x, y
 
     def size(self, name: str) -> int:
-        """Samples in a split."""
+        """Number of samples in a split."""
         return self._stacked[f"{name}_y"].shape[1]
 
     def _stack(self) -> None:
@@ -66,10 +64,11 @@ class StackedData:
         stacked = self._stacked[name]
         if self._shared:
             return stacked[0][chosen]
+        # One gather over all hosts: host n's sample m is row n * (samples per host) + m of the flattened data.
         flat = stacked.flatten(0, 1)
         return flat[chosen + stacked.shape[1] * torch.arange(len(self._data)).unsqueeze(1)]
 
 
 def _generator(rng_seed: int) -> torch.Generator:
-    # Apart from the stream of initial weights, which the bare rng seed starts.
+    # A stream of its own: the plain rng seed initializes the weights.
     return torch.Generator().manual_seed(int(np.random.SeedSequence([rng_seed, 1]).generate_state(1)[0]))

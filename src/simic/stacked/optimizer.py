@@ -1,7 +1,16 @@
-"""AdamW and SGD with momentum for networks whose parameters are rows of one matrix.
+"""AdamW and SGD with momentum for networks whose parameters are the rows of matrices.
 
-Shapes: a matrix is (R, P): R networks (or seeds), P parameters each. Every row has its own learning rate and step
-count, so a row learns exactly what it would learn alone; rows that are not active are left as they are.
+Shapes: N hosts. A matrix is (R, P): R networks (or parts of seeds), P parameters each. Every row has its own learning
+rate and step count, so it is updated as it would be alone; rows that are not learning stay unchanged.
+
+All matrices are laid out in one vector, so that a step is a few operations on all hosts and seeds at once. Two hosts of
+three parameters, and a seed of two parameters in host 1:
+
+    matrices        hosts (2, 3)      seed group (1, 2)
+    vector          h0 h0 h0 h1 h1 h1 s1 s1
+    row             0  0  0  1  1  1  2  2         of each element
+    entity          0        1        2            of each row: whose gradient norm is reported
+    owner           0        1        1            of each row: the host whose gradient is clipped as a whole
 """
 
 from __future__ import annotations
@@ -22,44 +31,44 @@ OptimizerName = Literal["adamw", "sgd"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How hosts and seeds learn."""
+    """Optimizer of hosts and seeds."""
 
     name: OptimizerName = "adamw"
     """adamw, or sgd with momentum."""
     beta1: float = 0.9
-    """Decay of AdamW's mean, and SGD's momentum."""
+    """Decay of AdamW's first moment, or SGD's momentum."""
     beta2: float = 0.999
-    """Decay of AdamW's mean square."""
+    """Decay of AdamW's second moment."""
     epsilon: float = 1e-8
-    """Keeps AdamW's division finite."""
+    """Added to the denominator of AdamW."""
     weight_decay: float = 0.01
     """Decoupled in AdamW, added to the gradient in SGD."""
     max_gradient_norm: float = 5.0
-    """Each host's gradient, its seeds included, is clipped to this norm."""
+    """Norm to which the gradient of each host, its seeds included, is clipped."""
 
 
 @dataclass
 class OptimizerState:
-    """What the optimizer remembers of every row."""
+    """Moments and step count of every row."""
 
-    mean: Tensor  # (R, P)
-    square: Tensor  # (R, P)
+    mean: Tensor  # (R, P) first moment, or SGD's momentum buffer
+    square: Tensor  # (R, P) second moment
     steps: Tensor  # (R,)
 
     @classmethod
     def zeros(cls, like: Tensor) -> OptimizerState:
-        """Of rows that have not learned yet."""
+        """The state of parameters (R, P) before their first step."""
         return cls(torch.zeros_like(like), torch.zeros_like(like), like.new_zeros(like.shape[0]))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that is remembered."""
+        """All tensors; the first dimension is the row."""
         return self.mean, self.square, self.steps
 
 
 class StackedOptimizer:
-    """Steps the rows of several matrices at once: it moves them, and what is remembered of them, into one vector.
+    """Updates the rows of several matrices at once; it moves them and their optimizer state into common memory.
 
-    A row belongs to an entity (a host, or a seed whose parts are several rows), an entity to a host.
+    `entities` and `owners` have one array (R,) per matrix, see the example above. A seed with a gate has two rows.
     """
 
     def __init__(
@@ -70,39 +79,46 @@ class StackedOptimizer:
         config: OptimizerConfig,
     ) -> None:
         self.config, self.matrices = config, list(matrices)
-        self._rows, self._mean, self._square = (
-            torch.cat([getter(matrix).flatten() for matrix in matrices])
-            for getter in (lambda m: m.rows, lambda m: m.moments.mean, lambda m: m.moments.square)
-        )
-        self._steps = torch.cat([matrix.moments.steps for matrix in matrices])
+        states = [matrix.optimizer_state for matrix in matrices]
+        self._rows = torch.cat([matrix.rows.flatten() for matrix in matrices])
+        self._mean = torch.cat([state.mean.flatten() for state in states])
+        self._square = torch.cat([state.square.flatten() for state in states])
+        self._steps = torch.cat([state.steps for state in states])
         self._entity = torch.from_numpy(np.concatenate(entities))
         self._owner = torch.from_numpy(np.concatenate(owners))
         widths = torch.tensor([m.rows.shape[1] for m in matrices]).repeat_interleave(
             torch.tensor([m.rows.shape[0] for m in matrices])
         )
         self._row_of = torch.arange(len(widths)).repeat_interleave(widths)  # of every element
-        self._num_entities, self._num_hosts = int(self._entity.max()) + 1, int(self._owner.max()) + 1
-        self._move_in()
+        self.num_entities, self._num_hosts = int(self._entity.max()) + 1, int(self._owner.max()) + 1
+        element, row = 0, 0
+        for matrix in self.matrices:
+            shape, end = matrix.rows.shape, element + matrix.rows.numel()
+            rows, mean, square = (v[element:end].view(shape) for v in (self._rows, self._mean, self._square))
+            matrix.move_to(rows, OptimizerState(mean, square, self._steps[row : row + shape[0]]))
+            element, row = end, row + shape[0]
 
     def gradients(self, total: Tensor, earlier: Sequence[Tensor] | None) -> list[Tensor]:
-        """The gradient of `total` as one matrix (R, P) for each of ours, added to those of earlier parts."""
+        """The gradient of `total` as one matrix (R, P) per matrix of parameters, added to `earlier` ones."""
         leaves = [leaf for matrix in self.matrices for leaf in matrix.leaves.values()]
         found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
-        own = [matrix.gradient([next(found) for _ in matrix.leaves]) for matrix in self.matrices]
+        own = [matrix.flatten_gradients([next(found) for _ in matrix.leaves]) for matrix in self.matrices]
         return own if earlier is None else [new.add_(old) for new, old in zip(own, earlier, strict=True)]
 
     def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> Tensor:
-        """One step in place; `rate` is (N,), `active` says which rows learn. The gradient norm of every entity."""
+        """One step in place with learning rates (N,); `active` is 1 for rows that learn, else 0. Norms per entity."""
         gradient = torch.cat([part.flatten() for part in gradients])
+        # Squared norms by row, then by host; clipping follows torch.nn.utils.clip_grad_norm_.
         squares = self._steps.new_zeros(len(self._steps)).index_add_(0, self._row_of, gradient.square())
         hosts = squares.new_zeros(self._num_hosts).index_add_(0, self._owner, squares)
         clip = (self.config.max_gradient_norm / (hosts.sqrt() + 1e-6)).clamp(max=1.0)
         self._steps += active
         _UPDATES[self.config.name](self, gradient, clip[self._owner], rate[self._owner] * active, active)
-        return squares.new_zeros(self._num_entities).index_add_(0, self._entity, squares).sqrt()
+        return squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).sqrt()
 
     def _adamw(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor) -> None:
         config, steps = self.config, self._steps.clamp(min=1)
+        # With active = 0 every factor below is neutral: the row and its moments keep their values exactly.
         per_row = (
             clip,
             (1 - config.beta1) * active,
@@ -124,14 +140,6 @@ class StackedOptimizer:
         change = gradient.mul(clip).add_(self._rows, alpha=self.config.weight_decay).mul_(active)
         self._mean.mul_(momentum).add_(change)
         self._rows.sub_(self._mean * rate)
-
-    def _move_in(self) -> None:
-        element, row = 0, 0
-        for matrix in self.matrices:
-            shape, end = matrix.rows.shape, element + matrix.rows.numel()
-            rows, mean, square = (v[element:end].view(shape) for v in (self._rows, self._mean, self._square))
-            matrix.move_to(rows, OptimizerState(mean, square, self._steps[row : row + shape[0]]))
-            element, row = end, row + shape[0]
 
 
 _UPDATES = {"adamw": StackedOptimizer._adamw, "sgd": StackedOptimizer._sgd}

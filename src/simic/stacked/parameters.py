@@ -1,4 +1,17 @@
-"""The parameters of R networks of one structure as rows of one matrix, with what the optimizer remembers of them."""
+"""Parameters of R networks of one structure as the rows of one matrix, with their optimizer state.
+
+Shapes: R networks (the owners of the rows), P parameters each. A layer with weight (3, 2) and bias (3,), stacked for
+the hosts 0, 3 and 4:
+
+                  weight (3, 2)            bias (3,)
+    row 0, host 0 [w00 w01 w10 w11 w20 w21 b0 b1 b2]
+    row 1, host 3 [ ...                            ]      rows (3, 9)
+    row 2, host 4 [ ...                            ]
+
+    leaves: weight (3, 3, 2), bias (3, 3)
+
+The leaves share the memory of the rows: layers and autograd use the leaves, optimizer and snapshot the rows.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +22,32 @@ from torch import Tensor, nn
 
 from simic.stacked.optimizer import OptimizerState
 
+Parameters = Mapping[str, Tensor]
+"""Stacked parameters (R, *shape) by name."""
+Rows = Tensor | slice | None
+"""Which rows of stacked tensors: indices, a range, or all of them."""
+
 
 class StackedParameters:
-    """Rows (R, P), and a view (R, *shape) of every named parameter that autograd takes for a leaf.
+    """Rows (R, P), and every named parameter (R, *shape) as a leaf of autograd that shares their memory.
 
-    `aliases` are further names of shared (tied) parameters, each with the name that `shapes` has it under.
+    `aliases` maps further names of tied parameters to the name used in `shapes`.
     """
 
     def __init__(
         self,
         rows: Tensor,
         shapes: Mapping[str, torch.Size],
-        moments: OptimizerState | None = None,
+        optimizer_state: OptimizerState | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.shapes, self.aliases = dict(shapes), dict(aliases or {})
         rows = rows.contiguous()
-        self.move_to(rows, OptimizerState.zeros(rows) if moments is None else moments)
+        self.move_to(rows, optimizer_state or OptimizerState.zeros(rows))
 
-    def move_to(self, rows: Tensor, moments: OptimizerState) -> None:
-        """Live in other memory from now on; it holds the same numbers already."""
-        self.rows, self.moments = rows, moments
+    def move_to(self, rows: Tensor, optimizer_state: OptimizerState) -> None:
+        """Use other memory that already holds the same values."""
+        self.rows, self.optimizer_state = rows, optimizer_state
         self.leaves: dict[str, Tensor] = {}
         start = 0
         for name, shape in self.shapes.items():
@@ -38,27 +56,32 @@ class StackedParameters:
             self.leaves[name] = view.detach().requires_grad_()
             start += shape.numel()
         self.by_name = self.leaves | {alias: self.leaves[name] for alias, name in self.aliases.items()}
-        """The leaves under all their names."""
+        """The leaves under all their names, aliases included."""
 
     @classmethod
     def of_modules(cls, modules: Sequence[nn.Module], like: Tensor) -> StackedParameters:
-        """One row per module; all have the same structure."""
-        shapes = {name: parameter.shape for name, parameter in modules[0].named_parameters()}
-        return cls(torch.stack([row_of(module, like) for module in modules]), shapes, aliases=aliases_of(modules[0]))
+        """One row per module; all modules have the same structure."""
+        first = {parameter: name for name, parameter in modules[0].named_parameters()}
+        names = modules[0].named_parameters(remove_duplicate=False)
+        return cls(
+            torch.stack([row_of(module, like) for module in modules]),
+            {name: parameter.shape for parameter, name in first.items()},
+            aliases={name: first[parameter] for name, parameter in names if name != first[parameter]},
+        )
 
     def select(self, chosen: Tensor) -> StackedParameters:
-        """A copy of some rows, with their moments."""
-        moments = OptimizerState(*(tensor[chosen] for tensor in self.moments.tensors()))
-        return StackedParameters(self.rows[chosen], self.shapes, moments, self.aliases)
+        """A copy of some rows with their optimizer state."""
+        state = OptimizerState(*(tensor[chosen] for tensor in self.optimizer_state.tensors()))
+        return StackedParameters(self.rows[chosen], self.shapes, state, self.aliases)
 
-    def joined(self, other: StackedParameters) -> StackedParameters:
-        """A copy with the other's rows below."""
-        pairs = zip(self.moments.tensors(), other.moments.tensors(), strict=True)
-        moments = OptimizerState(*(torch.cat(pair) for pair in pairs))
-        return StackedParameters(torch.cat([self.rows, other.rows]), self.shapes, moments, self.aliases)
+    def append(self, other: StackedParameters) -> StackedParameters:
+        """A copy with the rows of `other` at the end."""
+        pairs = zip(self.optimizer_state.tensors(), other.optimizer_state.tensors(), strict=True)
+        state = OptimizerState(*(torch.cat(pair) for pair in pairs))
+        return StackedParameters(torch.cat([self.rows, other.rows]), self.shapes, state, self.aliases)
 
-    def gradient(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Gradients of the leaves, in their order, as one matrix (R, P); what was not used is zero."""
+    def flatten_gradients(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the leaves, in their order, as one matrix (R, P); None becomes zeros."""
         parts = [
             self.rows.new_zeros(self.rows.shape[0], shape.numel()) if part is None else part.reshape(len(self.rows), -1)
             for part, shape in zip(gradients, self.shapes.values(), strict=True)
@@ -67,13 +90,22 @@ class StackedParameters:
 
 
 def row_of(module: nn.Module, like: Tensor) -> Tensor:
-    """All parameters of a module as one vector of the dtype and device of `like`."""
+    """All parameters of a module as one vector with the dtype and device of `like`."""
     parameters = [parameter.detach().flatten() for parameter in module.parameters()]
     return torch.cat(parameters).to(like) if parameters else like.new_zeros(0)
 
 
-def aliases_of(module: nn.Module) -> dict[str, str]:
-    """Every further name of a parameter that has several, and its first."""
-    first = {parameter: name for name, parameter in module.named_parameters()}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: first[parameter] for name, parameter in every if name != first[parameter]}
+def take_rows(parameters: Parameters, rows: Rows, *, constant: bool = False) -> Parameters:
+    """Some rows of each parameter; `constant` cuts them off from autograd."""
+    if constant:
+        parameters = {name: leaf.detach() for name, leaf in parameters.items()}
+    if rows is None:
+        return parameters
+    if isinstance(rows, slice):
+        return {name: leaf[rows] for name, leaf in parameters.items()}
+    return {name: leaf.index_select(0, rows) for name, leaf in parameters.items()}
+
+
+def part_of(parameters: Parameters, name: str) -> Parameters:
+    """The parameters of a child module, under the names the child uses."""
+    return {key[len(name) + 1 :]: value for key, value in parameters.items() if key.startswith(name + ".")}

@@ -1,6 +1,6 @@
-"""The last good weights of N stacked hosts: kept in place, and given back where the governor says so.
+"""Snapshots of the weights and optimizer state of N stacked hosts, saved and restored host by host.
 
-Shapes: N hosts; R rows of seeds.
+Shapes: N hosts, R seeds of a group.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from simic.lifecycle.slots import remove
 from simic.lifecycle.stages import Stage
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.parameters import StackedParameters
-from simic.stacked.seed_groups import SeedGroup
+from simic.stacked.seed_groups import GroupKey, SeedGroup
 
 
 @dataclass
 class _Rows:
-    """Copies of seeds of one group."""
+    """Copies of the seeds of one group."""
 
-    hosts: np.ndarray  # (R,) whose they are
-    tensors: list[Tensor]  # (R, ...) weights and moments of each part
+    hosts: np.ndarray  # (R,) the host of each row
+    tensors: list[Tensor]  # (R, ...) weights and optimizer state of each part
 
 
 class Snapshot:
-    """The last good weights of N hosts and of their seeds, with what the optimizer remembers; written in place."""
+    """The last good weights and optimizer state of N hosts and their seeds; written in place, so memory stays flat."""
 
     def __init__(self, hosts: StackedHosts) -> None:
         self._hosts = [tensor.clone() for tensor in _tensors([hosts.hosts])]
-        self._seeds: dict[tuple[int, str, str], _Rows] = {}
+        self._seeds: dict[GroupKey, _Rows] = {}
         self.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
 
     def save(self, hosts: StackedHosts, which: np.ndarray) -> None:
-        """Take the state of some hosts (mask (N,)) as good; what was known of their seeds is dropped.
+        """Replace the snapshot of the hosts `which`, a mask (N,).
 
-        Live seeds are kept too: one that is fossilised before the next snapshot then has weights to return to.
+        Live seeds are saved too: one that is fossilized before the next snapshot then has weights to return to.
         """
         _copy(self._hosts, _tensors([hosts.hosts]), which)
         for key in [*self._seeds, *(key for key in hosts.groups if key not in self._seeds)]:
             self._save_seeds(key, hosts.groups.get(key), which)
 
     def restore(self, hosts: StackedHosts, which: np.ndarray) -> None:
-        """Give some hosts (mask (N,)) their last good weights back, prune their live seeds, keep their fossils.
+        """Restore the hosts `which`, a mask (N,): their weights come back, live seeds are pruned, fossils stay.
 
-        A fossil that is younger than the snapshot becomes the identity that it was born as.
+        The parameters of a fossil younger than the snapshot become zero, which makes it the identity.
         """
         if not which.any():
             return
@@ -66,11 +66,12 @@ class Snapshot:
                 for tensor, good in zip(tensors, saved.tensors, strict=True):
                     tensor[torch.from_numpy(mine[to])] = good[torch.from_numpy(source)]
 
-    def _save_seeds(self, key: tuple[int, str, str], group: SeedGroup | None, which: np.ndarray) -> None:
+    def _save_seeds(self, key: GroupKey, group: SeedGroup | None, which: np.ndarray) -> None:
         saved = self._seeds.get(key)
         if saved is not None and group is not None and np.array_equal(saved.hosts, group.hosts):
             _copy(saved.tensors, _tensors(group.matrices.values()), which[group.hosts])
             return
+        # The group has changed: rows of other hosts stay as they were saved, rows of `which` come from the group.
         pieces: list[_Rows] = []
         if saved is not None:
             pieces.append(_select(saved.hosts, saved.tensors, ~which[saved.hosts]))
@@ -84,12 +85,12 @@ class Snapshot:
 
 
 def _tensors(matrices: Iterable[StackedParameters]) -> list[Tensor]:
-    """Weights and moments, each with one row per owner."""
-    return [tensor for matrix in matrices for tensor in (matrix.rows, *matrix.moments.tensors())]
+    """Weights and optimizer state, each with one row per network."""
+    return [tensor for matrix in matrices for tensor in (matrix.rows, *matrix.optimizer_state.tensors())]
 
 
 def _copy(to: list[Tensor], source: list[Tensor], which: np.ndarray) -> None:
-    """Copy the rows that the mask names, in place."""
+    """Copy the rows of a mask, in place."""
     rows = None if which.all() else torch.from_numpy(np.flatnonzero(which))
     for old, new in zip(to, source, strict=True):
         if rows is None:
