@@ -206,6 +206,6 @@ def recorded(observation, action, mask, **given) -> Rollout:
         "next_value": torch.zeros(steps, num_envs),
         "first": first,
         "valid": ~no,
-        "state": torch.zeros(num_envs, 1),  # of whoever acted
+        "state": torch.zeros(num_envs, 1),  # of another network
     }
     return Rollout(observation=observation, action=action, mask=mask, **(parts | given))

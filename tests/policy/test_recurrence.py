@@ -92,15 +92,15 @@ def test_some_begin_and_some_go_on():
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 80))
 @settings(max_examples=30, deadline=None)
 def test_padding_at_most_doubles_what_is_not_short(seed, steps):
-    """Every step is found where `back` says; buckets of long pieces are at most half padding."""
+    """Every step is found where `back` says; buckets of long segments are at most half padding."""
     first = np.random.default_rng(seed).random((steps, 3)) < 0.1
-    pieces = split_episodes(first)
-    if pieces is None:
+    segments = split_episodes(first)
+    if segments is None:
         return
-    laid_out = torch.cat([bucket.source.flatten() for bucket in pieces.buckets])
-    assert laid_out[pieces.back].tolist() == list(range(3 * steps))
-    size = sum(bucket.source.numel() for bucket in pieces.buckets)
-    assert size <= 2 * 3 * steps + SHORT * sum(b.source.shape[1] for b in pieces.buckets if len(b.source) <= SHORT)
+    laid_out = torch.cat([bucket.source.flatten() for bucket in segments.buckets])
+    assert laid_out[segments.back].tolist() == list(range(3 * steps))
+    size = sum(bucket.source.numel() for bucket in segments.buckets)
+    assert size <= 2 * 3 * steps + SHORT * sum(b.source.shape[1] for b in segments.buckets if len(b.source) <= SHORT)
 
 
 def test_orthogonal_weights_and_zero_biases():

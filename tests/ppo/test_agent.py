@@ -132,7 +132,7 @@ def test_rewards_are_divided_by_the_scale_that_includes_them_and_never_centred()
 
 
 def test_targets_are_returns_in_the_critics_new_units():
-    """The value loss at the anchor is half the mean squared advantage in units of the returns' deviation."""
+    """The value loss before the first step is half the mean squared advantage in units of the returns' deviation."""
     agent = stir(flat_agent(**ONE_STEP))
     rollout, _ = play(agent, 20, 4)
     metrics = agent.update(rollout)
@@ -400,7 +400,7 @@ def test_a_good_step_between_them_starts_the_count_anew():
         assert agent.update(rollout).steps_taken == 2
 
 
-# What an update tells.
+# The metrics of an update.
 
 
 def test_the_record_is_typed_and_flat():

@@ -83,9 +83,9 @@ def test_the_agent_goes_by_the_thresholds_it_is_given(scene):
     fallen = replace(batch, log_prob=2 * batch.log_prob - log_prob)  # a third of what it was
     assert (alarms_of(agent, fallen).ratio_collapsed, alarms_of(agent, fallen).ratio_alarms) == (0.0, ())
     strict = PPOAgent(agent.plain, agent.config, thresholds=Thresholds(ratio_low=0.4))
-    told = alarms_of(strict, fallen)
-    assert told.ratio_collapsed == pytest.approx(1 / int(batch.free.sum()))
-    assert [(alarm.step, alarm.env) for alarm in told.ratio_alarms] == [(step, env)]
+    metrics = alarms_of(strict, fallen)
+    assert metrics.ratio_collapsed == pytest.approx(1 / int(batch.free.sum()))
+    assert [(alarm.step, alarm.env) for alarm in metrics.ratio_alarms] == [(step, env)]
 
 
 def test_no_alarm_within_the_bounds_and_none_of_a_forced_decision(scene):

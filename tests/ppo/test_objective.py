@@ -96,7 +96,7 @@ def test_every_ratio_is_1_before_the_first_step(scene):
         )
 
 
-def test_the_anchor_is_what_stepping_one_by_one_says(scene):
+def test_old_log_probs_equal_those_of_stepping_one_by_one(scene):
     agent, batch, _, _ = scene
     rollout = batch.rollout
     output = Stepped(agent.plain, rollout.first)(rollout.observation, rollout.state)
@@ -107,7 +107,7 @@ def test_the_anchor_is_what_stepping_one_by_one_says(scene):
 
 
 @pytest.mark.parametrize("kind", list(AGENTS))
-def test_without_normalisers_the_anchor_is_what_was_acted(kind):
+def test_without_normalizers_old_log_probs_are_those_of_acting(kind):
     """And with them it is not: the statistics have moved to include the rollout."""
     still = stir(AGENTS[kind]({"normalize_observations": False}))
     rollout, acted = play(still, 30, 4)
@@ -142,7 +142,7 @@ def test_a_carried_state_is_where_the_sequence_goes_on():
 def test_stepped_one_by_one(scene, surrogate):
     agent, batch, entropy_weights, _ = scene
     config = PPOConfig(surrogate=surrogate)
-    # Away from the anchor, so that ratios are not all 1.
+    # Old log-probabilities are moved, so that ratios are not all 1.
     batch = replace(batch, log_prob=batch.log_prob + 0.1 * torch.randn(batch.log_prob.shape) * batch.head_used)
     parts = [(batch, mean_weights(batch))]
     whole = loss_and_gradient(agent.network, agent.plain, parts, entropy_weights, config=config)

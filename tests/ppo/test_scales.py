@@ -1,4 +1,4 @@
-"""The units of rewards and values, against numpy and against what must not change."""
+"""The scales of rewards and values, against numpy and against what must not change."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ EVERY = torch.ones(2, dtype=torch.bool)
 
 @given(seed=st.integers(0, 10**6), mean=st.sampled_from([0.0, -3.0, 50.0]), deviation=st.sampled_from([0.1, 1.0, 20.0]))
 @settings(max_examples=25, deadline=None)
-def test_new_units_leave_every_value_what_it_was(seed, mean, deviation):
+def test_a_new_scale_preserves_every_value(seed, mean, deviation):
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head, scale, inputs = make_critic(6), ValueScale(), torch.randn(20, 6, generator=generator)

@@ -177,7 +177,7 @@ def test_the_learner_sees_whole_episodes(tiny_task):
     assert rollout.terminated.tolist() == [[False] * 2] * 2 + [[True] * 2]
     assert rollout.valid.all()
     assert not rollout.truncated.any()
-    assert rollout.pieces() is None
+    assert rollout.segments is None
     assert rollout.state.shape == (2, 32)
     assert rollout.contribution is not None
     assert rollout.contribution[-1].isnan().all()  # what an episode's end led to is no state
