@@ -294,6 +294,13 @@ def remove(slots: SlotState, at: _At) -> None:
     _clear(slots, at)
 
 
+def plant_fossil(slots: SlotState, at: _At | tuple[int, int] | np.ndarray, alpha: float = 1.0) -> None:
+    """Turn newborn seeds into fossils at once, in place: for training a grown architecture from scratch."""
+    slots.stage[at] = Stage.FOSSILIZED
+    slots.alpha[at] = slots.alpha_target[at] = alpha
+    slots.ramp_step[at] = slots.ramp_length[at]
+
+
 def _clear(slots: SlotState, at: _At) -> None:
     for name, (value, _) in _EMPTY.items():
         if name != "stage":

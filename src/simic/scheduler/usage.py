@@ -58,7 +58,7 @@ class StepUsage:
     def check_ablation(self, model: GrowableModel, slot: str) -> None:
         """Called after the network was evaluated with a seed switched off or in, which holds for this thread alone."""
         seed = model.seed(slot)
-        if seed is not None and seed.met_override is False:
+        if seed is not None and seed.override_used is False:
             self._say(
                 f"evaluate() ran the seed in slot {slot!r} in another thread than step(), where it is not switched "
                 "off, so its contribution cannot be measured: evaluate in the thread that calls step()"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from simic.growth.blueprints import Gate, SlotShape, blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.blueprints import blueprints_for, new_branch, parameter_table
 from simic.growth.isolation import preserved_rng
-from simic.growth.model import check_branch
+from simic.growth.seed import new_gate, new_seed
 from simic.growth.slot_discovery import find_sites
 from simic.lifecycle.actions import STYLES, Op
 from simic.lifecycle.slots import SlotState, check_actions, execute, tick, to_measure
@@ -97,7 +97,7 @@ class StackedHosts:
         self.slot_state = SlotState.dormant(len(rng_seeds), len(self.sites))
         self._names = names
         self.groups: dict[_GroupKey, SeedGroup] = {}
-        self._checked: set[tuple[int, str]] = set()
+        self._checked: set[tuple[int, int]] = set()
         self.host_gradient_norm = np.full(len(rng_seeds), np.nan)
         """Mean norm of each host's gradient, seeds not included, at the last report (N,)."""
         self._regrouped = True
@@ -125,11 +125,7 @@ class StackedHosts:
 
     def blueprint_table(self) -> np.ndarray:
         """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
-
-        def size(name: str, shape: SlotShape) -> int:
-            return count_parameters(name, shape) if shape.topology in get_blueprint(name).topologies else -1
-
-        return np.array([[size(name, site.shape) for name in self.blueprint_names] for site in self.sites])
+        return parameter_table(self.blueprint_names, [site.shape for site in self.sites])
 
     # Change: between host epochs only.
 
@@ -346,20 +342,14 @@ class StackedHosts:
             return self.make_host()
 
     def _newborn(self, host: int, slot: int, blueprint_index: int) -> nn.Module:
-        if not 0 <= blueprint_index < len(self.blueprint_names):
-            raise ValueError(f"a blueprint index must be below {len(self.blueprint_names)}, got {blueprint_index}")
-        name, site = self.blueprint_names[blueprint_index], self.sites[slot]
-        if site.shape.topology not in get_blueprint(name).topologies:
-            raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape})")
-        entropy = (int(self.rng_seeds[host]), slot, int(self.germinations[host]))
-        branch = new_branch(name, site.shape, entropy).to(self._reference)
-        if (slot, name) not in self._checked:  # once per kind: the checks cost passes
-            with preserved_rng():
-                check_branch(name, branch, site, self._reference)
-            other = new_branch(name, site.shape, (*entropy, 1)).to(self._reference)
-            check_branches(name, [branch, other], site, self._reference)
-            self._checked.add((slot, name))
-        return branch
+        site, entropy = self.sites[slot], (int(self.rng_seeds[host]), slot, int(self.germinations[host]))
+        check = (slot, blueprint_index) not in self._checked  # once per kind: the checks cost passes
+        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, self._reference, check=check)
+        if check:
+            other = new_branch(seed.blueprint, site.shape, (*entropy, 1)).to(self._reference)
+            check_branches(seed.blueprint, [seed.branch, other], site, self._reference)
+            self._checked.add((slot, blueprint_index))
+        return seed.branch
 
     def _add(self, host: int, slot: int, branch: nn.Module) -> None:
         blueprint = self.blueprint_names[self.slot_state.blueprint[host, slot]]
@@ -371,8 +361,7 @@ class StackedHosts:
         """Put a seed into its group; a gate, where the operator has one, is new."""
         parts, matrices = {"branch": branch}, {"branch": weights}
         if key[2] == "gate":
-            with preserved_rng():
-                parts["gate"] = Gate(self.sites[key[0]].shape).to(self._reference)
+            parts["gate"] = new_gate(self.sites[key[0]].shape, self._reference)
             matrices["gate"] = StackedParameters.of_modules([parts["gate"]], self._reference)
         self._regrouped = True
         present = self.groups.get(key)
