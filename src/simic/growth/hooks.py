@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,13 +28,14 @@ def slots_with_seeds(host: nn.Module) -> list[str]:
     return [hook.site.name for hook in _slot_hooks(host)]
 
 
-def check_attached(host: nn.Module, site: Site) -> None:
-    """Raise if a slot's submodule was replaced while it had a seed, which then no longer runs."""
-    if site.name not in slots_with_seeds(host.get_submodule(site.name)):
-        raise ValueError(
-            f"the submodule {site.name!r} was replaced while a seed grew behind it, so the seed is cut off: prune the "
-            "seed before the submodule is replaced, or build the GrowableModel after that"
-        )
+def check_attached(host: nn.Module, slots: Iterable[str]) -> None:
+    """Raise if the submodule of one of these slots was replaced while it had a seed, which then no longer runs."""
+    for slot in slots:
+        if slot not in slots_with_seeds(host.get_submodule(slot)):
+            raise ValueError(
+                f"the submodule {slot!r} was replaced while a seed grew behind it, so the seed is cut off: prune the "
+                "seed before the submodule is replaced, or build the GrowableModel after that"
+            )
 
 
 class SlotHook:

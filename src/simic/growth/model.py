@@ -206,9 +206,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)
-        for site in self.sites:
-            if site.name in self.grown_slots:
-                check_attached(self.host, site)
+        check_attached(self.host, self.grown_slots)
         if row[Column.OP] == Op.GERMINATE:
             slot = int(row[Column.SLOT])
             self._attach(self.sites[slot], self.build_seed(slot, int(row[Column.BLUEPRINT])))

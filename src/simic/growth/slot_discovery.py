@@ -160,7 +160,7 @@ class _TracedHost:
         except UnknownLayoutError:
             raise AmbiguousShapeError(
                 f"slot {name!r} outputs shape {shape}, and neither its layers nor passes over other batches and "
-                "lengths show which dimension is the batch and which holds the features; say it: "
+                "lengths show which dimension is the batch and which holds the features; state it: "
                 f'slots={{{name!r}: "sequence"}} for (N, L, C), "conv" for (N, C, ...)'
             ) from None
         positions = [dim for dim in range(rank) if dim not in (layout.batch, layout.features)]
@@ -209,10 +209,10 @@ def _with_directions(
     return [_directed(site, stated.get(site.name), found.get(site.name, set())) for site in sites]
 
 
-def _directed(site: Site, causal: bool | None, looks: set[str]) -> Site:
+def _directed(site: Site, stated: bool | None, found: set[str]) -> Site:
     if site.shape.topology == "conv":
-        return _as_sequence(site) if looks == {"back"} else site
-    causal = "ahead" not in looks if causal is None else causal
+        return _as_sequence(site) if found == {"back"} else site
+    causal = "ahead" not in found if stated is None else stated
     return replace(site, shape=replace(site.shape, causal=causal))
 
 
