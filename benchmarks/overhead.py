@@ -113,7 +113,7 @@ def governor_share(make: Callable[[], GrowableModel], shape: tuple[int, ...], ba
             trained = time.perf_counter()
             governor.weights_finite()
             governor.judge({"val_loss": 1.0, "val_accuracy": 0.5})
-            governor.keep()
+            governor.save_good_state()
             epoch, governing = min(epoch, trained - start), min(governing, time.perf_counter() - trained)
     return governing / epoch
 

@@ -9,6 +9,7 @@ from helpers import tiny_comparison, tiny_run
 
 from simic.evaluation import candidates, comparison
 from simic.growth import blueprints
+from simic.registry import Registry
 from simic.tasks.task import Task
 from simic.training import build, episodes
 
@@ -63,4 +64,7 @@ def grower(tmp_path: Path) -> str:
 @pytest.fixture
 def own_blueprints(monkeypatch):
     """Let a test register blueprints of its own."""
-    monkeypatch.setattr(blueprints, "BLUEPRINTS", dict(blueprints.BLUEPRINTS))
+    registry = Registry("blueprint")
+    for name, entry in blueprints.BLUEPRINTS.items():
+        registry.add(name, entry)
+    monkeypatch.setattr(blueprints, "BLUEPRINTS", registry)

@@ -1,7 +1,6 @@
 """Planted answers: tasks of which it is known what growth is worth, and that `evaluate` says so."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ from torch import nn
 from simic import pretrained
 from simic.control.plan import Plan
 from simic.evaluation.comparison import evaluate
-from simic.growth.blueprints import BLUEPRINTS
+from simic.growth import blueprints
+from simic.registry import Registry
 from simic.tasks.task import Task
 
 pytestmark = pytest.mark.slow
@@ -72,14 +72,12 @@ def test_where_growth_always_pays_who_grows_wins(compete_on, tmp_path):
 
 
 @pytest.fixture
-def two_blueprints() -> Iterator[None]:
-    """One that is linear, as the blind host is, and one that is not; all come back in their order, as actions count."""
-    every = dict(BLUEPRINTS)
-    for name in every.keys() - {"low_rank", "mlp_small"}:
-        del BLUEPRINTS[name]
-    yield
-    BLUEPRINTS.clear()
-    BLUEPRINTS.update(every)
+def two_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is linear, as the blind host is, and one that is not."""
+    registry = Registry("blueprint")
+    for name in ("low_rank", "mlp_small"):
+        registry.add(name, blueprints.BLUEPRINTS[name])
+    monkeypatch.setattr(blueprints, "BLUEPRINTS", registry)
 
 
 def test_where_one_blueprint_pays_it_is_the_one(compete_on, two_blueprints, tmp_path):

@@ -119,13 +119,13 @@ def test_slot_shapes_speak():
 @pytest.mark.usefixtures("own_blueprints")
 def test_names_and_topologies_are_checked():
     with pytest.raises(ValueError, match="'norm' exists already"):
-        simic.blueprint("norm", topology="conv")
+        simic.blueprint("norm", topology="conv")(lambda shape: torch.nn.Identity())
     with pytest.raises(ValueError, match="topology must be one of conv, features, sequence, got 'image'"):
         simic.blueprint("mine", topology=("conv", "image"))
 
 
 def test_an_unknown_blueprint_lists_close_matches():
-    with pytest.raises(ValueError, match="no blueprint is named 'mlp_smal'; did you mean mlp_small"):
+    with pytest.raises(ValueError, match="there is no blueprint named 'mlp_smal'; did you mean mlp_small"):
         get_blueprint("mlp_smal")
 
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import simic
 from simic.growth.blend import straight_through
-from simic.growth.incubation import constant_but, override_alpha, shadow_loss
-from simic.growth.isolation import evaluating, preserve_state
+from simic.growth.incubation import override_alpha, shadow_loss
+from simic.growth.isolation import evaluating, freeze_all_but, preserve_state
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import Incubation, LifecycleConfig
@@ -92,10 +92,10 @@ def test_evaluating_puts_every_mode_back():
     assert [part.training for part in host.modules()] == modes
 
 
-def test_constant_but_lets_one_part_learn_and_keeps_frozen_parts_frozen():
+def test_freeze_all_but_lets_one_part_learn_and_keeps_frozen_parts_frozen():
     host = make_host()
     host[8].requires_grad_(False)
-    with constant_but(host, host[4]):
+    with freeze_all_but(host, host[4]):
         assert [p.requires_grad for p in host.parameters()] == [False] * 4 + [True] * 2 + [False] * 4
     assert [p.requires_grad for p in host.parameters()] == [True] * 8 + [False] * 2
 
@@ -107,7 +107,7 @@ class Boom(nn.Module):
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("context", [preserve_state, evaluating, lambda host: constant_but(host, host[0])])
+@pytest.mark.parametrize("context", [preserve_state, evaluating, lambda host: freeze_all_but(host, host[0])])
 def test_an_error_inside_a_pass_leaves_no_trace_either(context):
     host = make_host().train()
     before, rng = {name: value.clone() for name, value in host.state_dict().items()}, torch.get_rng_state()

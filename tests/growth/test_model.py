@@ -146,7 +146,7 @@ class Lambda(nn.Module):
         ([0], "no submodule 0: names are strings; write '0'"),
         ([], "slots is empty"),
         ({}, "slots is empty"),
-        (["act", "encode_text", "act"], "may be named once, got act more often"),
+        (["act", "encode_text", "act"], "may be named once, got act several times"),
         ("encode_text", "got the string 'encode_text'"),
         (["unused"], "'unused' did not run in the traced pass"),
         (["act"], r"'act' changes shape: it ran 2 times in one pass and gave \[\(4, 4\), \(4, 5\)\]"),

@@ -148,7 +148,9 @@ class FixedLength(nn.Module):
 
 def test_a_shape_that_nothing_tells_is_asked_for():
     x = torch.randn(2, 4, 6)
-    with pytest.raises(ValueError, match=r"'body' outputs shape \(2, 4, 6\), .* say it: slots={'body': \"sequence\"}"):
+    with pytest.raises(
+        ValueError, match=r"'body' outputs shape \(2, 4, 6\), .* state it: slots={'body': \"sequence\"}"
+    ):
         find_sites(FixedLength(), ["body"], x)
     assert told(FixedLength(), {"body": "conv"}, x) == [("conv", (2, 4, 6), None)]
     assert told(FixedLength(), {"body": "sequence"}, x) == [("sequence", (2, 4, 6), None)]
@@ -163,7 +165,7 @@ def test_a_host_of_one_batch_size_is_told_by_its_layers():
             return super().forward(x.reshape(5, 1, 3))
 
     assert told(OneBatch(batch_first=False), ["lstm"], torch.randn(5, 1, 3))[0][2] == (1, 0, 2)
-    with pytest.raises(ValueError, match=r"'project' outputs shape .* say it"):
+    with pytest.raises(ValueError, match=r"'project' outputs shape .* state it"):
         find_sites(OneBatch(batch_first=False), ["project"], torch.randn(5, 1, 3))
 
 

@@ -186,21 +186,37 @@ def test_a_state_dict_can_be_loaded_with_and_without_assign():
 
 def spoiled_record(state: dict, **changes) -> None:
     record = json.loads(bytes(state["growth"].numpy().tobytes()))
-    record["life"] |= changes.pop("life", {})
+    if changes.get("slot_state"):
+        record["slot_state"] |= changes.pop("slot_state")
     text = json.dumps({k: v for k, v in (record | changes).items() if v is not None}).encode()
     state["growth"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def test_a_record_of_version_1_is_upgraded():
+    grown = grow(make_model())
+    state, metadata = dict(grown.state_dict()), copy.deepcopy(make_model().state_dict())
+    record = json.loads(bytes(state["growth"].numpy().tobytes()))
+    spoiled_record(state, version=1, slot_state=None, life=record["slot_state"])
+    model = make_model()
+    model.load_state_dict(state)
+    assert same(everything(model), everything(grown))
+    # A model that has not grown has its record in the metadata.
+    text = metadata._metadata[""]["growth"].replace('"version": 2', '"version": 1').replace("slot_state", "life")
+    metadata._metadata[""]["growth"] = text
+    model.load_state_dict(metadata)
+    assert not model.grown_slots
 
 
 SPOILS = {
     "shape": (lambda s: s.update({"0.weight": torch.zeros(9, 9)}), r"0.weight has shape \(9, 9\)"),
     "no tensor": (lambda s: s.update({"0.weight": s["0.weight"].numpy()}), "0.weight is a ndarray, not a tensor"),
-    "slots cut": (lambda s: spoiled_record(s, life={"stage": [[4]]}), "damaged"),
-    "no such stage": (lambda s: spoiled_record(s, life={"stage": [[99, 0]]}), "damaged"),
-    "no such style": (lambda s: spoiled_record(s, life={"style": [[99, 0]]}), "damaged"),
-    "no such blueprint": (lambda s: spoiled_record(s, life={"blueprint": [[99, 0]]}), "damaged"),
-    "no life": (lambda s: spoiled_record(s, life={"alpha": None}), "damaged"),
+    "slots cut": (lambda s: spoiled_record(s, slot_state={"stage": [[4]]}), "damaged"),
+    "no such stage": (lambda s: spoiled_record(s, slot_state={"stage": [[99, 0]]}), "damaged"),
+    "no such style": (lambda s: spoiled_record(s, slot_state={"style": [[99, 0]]}), "damaged"),
+    "no such blueprint": (lambda s: spoiled_record(s, slot_state={"blueprint": [[99, 0]]}), "damaged"),
+    "no slot state": (lambda s: spoiled_record(s, slot_state={"alpha": None}), "damaged"),
     "no incubation": (lambda s: spoiled_record(s, incubation=None), "damaged"),
-    "newer": (lambda s: spoiled_record(s, version=99), "format version 99, this simic reads version 1"),
+    "newer": (lambda s: spoiled_record(s, version=99), "format version 99, this simic reads version 2"),
     "unknown blueprint": (lambda s: spoiled_record(s, blueprints=["unheard_of"] * 99), "'unheard_of'; register it"),
 }
 

@@ -171,7 +171,7 @@ def test_a_fault_of_the_evaluation_is_told_from_one_of_the_weights():
     scheduler = make_scheduler()
     live(scheduler, 2)
     train(scheduler)
-    scheduler._evaluate = lambda: {"val_loss": math.nan}
+    scheduler.evaluate = lambda: {"val_loss": math.nan}
     with pytest.raises(ValueError, match="the fault lies in the validation data or in evaluate"):
         scheduler.step()
 
@@ -265,7 +265,7 @@ def test_a_fossil_younger_than_the_snapshot_is_born_again():
     expected = scheduler.model.eval()(X)
     scheduler.model.plant("1", "mlp", style="gated")
     train(scheduler)
-    scheduler._groups.sync()
+    scheduler.groups.sync()
     train(scheduler)
     poison(scheduler.model)
     with pytest.warns(UserWarning, match="not_finite"):
@@ -442,11 +442,11 @@ def test_memory_is_flat_and_copies_stay_in_place(rounds):
 
     once()
     once()
-    start, places = bytes_alive(), {p.data_ptr() for p in snapshot._weights.values()}
+    start, places = bytes_alive(), {p.data_ptr() for p in snapshot.weights.values()}
     for _ in range(rounds):
         once()
     assert bytes_alive() == start
-    assert {p.data_ptr() for p in snapshot._weights.values()} == places
+    assert {p.data_ptr() for p in snapshot.weights.values()} == places
 
 
 class Odd(SGD):

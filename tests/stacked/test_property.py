@@ -198,7 +198,7 @@ class Recipe:
         return x, torch.randint(CLASSES, shape[:2], generator=generator)
 
 
-REFUSAL = r"stacked.*GrowableModel|has no effect on the host's output|say it: slots="
+REFUSAL = r"stacked.*GrowableModel|has no effect on the host's output|state it: slots="
 """It cannot be stacked; or its slots are refused before that question comes up, as they would be for one model."""
 
 
@@ -223,7 +223,7 @@ def test_a_random_host_is_the_same_stacked_and_alone_or_refused(number):
         assert len(str(refusal.value).splitlines()) == 1
         return
     if number in AMBIGUOUS:
-        with pytest.raises(AmbiguousShapeError, match="say it: slots="):
+        with pytest.raises(AmbiguousShapeError, match="state it: slots="):
             new_stack(recipe)
         return
     stacked, alone = new_stack(recipe), [new_model(recipe, rng_seed) for rng_seed in RNG_SEEDS]

@@ -1,6 +1,6 @@
-"""How a seed's voice joins the host's: blend operators and gradient isolation, as pure tensor functions.
+"""Blend operators: pure functions of the host's activation h, the seed's branch output and alpha.
 
-h is the host's activation in the slot, `branch` what the seed adds to it: the seed as a whole is s = h + branch.
+A seed as a whole computes s = h + branch; alpha 0 returns h, alpha 1 blends s in fully.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Alpha = float | Tensor
-"""One number, or a tensor that broadcasts over the activation where many networks are blended at once."""
+"""One number, or for stacked hosts a tensor that broadcasts over the activation."""
 
 
 def blend_add(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = None) -> Tensor:
@@ -22,7 +22,7 @@ def blend_add(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = Non
 
 
 def blend_multiply(h: Tensor, branch: Tensor, alpha: Alpha, gate: Tensor | None = None) -> Tensor:
-    """h (1 + alpha tanh(s - h)): a bad seed can damp the host or double it, but not flip its sign."""
+    """h (1 + alpha tanh(s - h)); tanh bounds the factor to (0, 2), so a bad seed cannot flip the host's sign."""
     if isinstance(alpha, Tensor):
         return torch.addcmul(h, h, alpha * torch.tanh(branch))
     return torch.addcmul(h, h, torch.tanh(branch), value=alpha)
@@ -44,6 +44,6 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor, Alpha, Tensor | None], Tensor]] =
 
 
 def straight_through(h: Tensor, branch: Tensor) -> Tensor:
-    """The host's value exactly, with the gradient of h + branch: the seed hears a loss that it does not change."""
-    # A branch that overflows leaves the host alone: infinity minus itself counts as nothing.
+    """The value of h with the gradient of h + branch (straight-through estimator)."""
+    # A branch that overflows gives inf - inf = NaN, which must not reach the host.
     return h + torch.nan_to_num(branch - branch.detach(), nan=0.0)

@@ -1,16 +1,14 @@
-"""Recipes for seeds: a blueprint builds the branch f of a seed that computes x + f(x), born with f = 0.
+"""Blueprints build the branch f of a seed that computes x + f(x); a newborn branch outputs zeros.
 
-Shapes: conv (N, C, *space), features (N, C), sequence (N, L, C). Every branch keeps the shape it is given.
-Sequence blueprints look back only, so that they fit causal models too; where `SlotShape.causal` is False they look both
-ways. A part of a branch that has an attribute `keep` finds there, while it runs, which positions are not padding: bool
-(N, L), or None if the host was given no padding mask.
+Every branch keeps the shape of its input: conv (N, C, *space), features (N, C), sequence (N, L, C). Sequence branches
+are causal, or bidirectional where `SlotShape.causal` is False. Before each pass, submodules of a branch that have an
+attribute `keep` get the padding mask there: bool (N, L), True for real positions, or None if the host has no mask.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from simic.growth.isolation import preserved_rng
+from simic.registry import Registry
 
 TOPOLOGIES = ("conv", "features", "sequence")
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -28,29 +27,29 @@ _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 @dataclass(frozen=True)
 class SlotShape:
-    """What a blueprint needs to know of its slot."""
+    """What a blueprint needs to know about its slot."""
 
     topology: str
     features: int
-    """Channels (conv) or the size of the last dimension (features, sequence)."""
+    """C: channels (conv) or size of the last dimension (features, sequence)."""
     dims: int = 0
     """Spatial dimensions of a conv slot."""
     causal: bool = True
-    """Whether positions of a sequence slot may depend on earlier ones only."""
+    """Whether positions of a sequence may depend on earlier ones only."""
 
     @property
     def feature_dim(self) -> int:
-        """Which dimension of an activation holds the features."""
+        """The dimension of an activation that holds the features."""
         return 1 if self.topology == "conv" else -1
 
     @property
     def rank(self) -> int:
-        """Number of dimensions of an activation, the batch included."""
+        """Number of dimensions of an activation, including the batch."""
         return {"features": 2, "sequence": 3, "conv": 2 + self.dims}[self.topology]
 
     @property
     def kind(self) -> str:
-        """The topology, and for a sequence whether it is read in both directions."""
+        """The topology, with a suffix for bidirectional sequences."""
         return self.topology if self.causal else f"{self.topology}-bidirectional"
 
     def __str__(self) -> str:
@@ -71,29 +70,24 @@ class Blueprint:
     build: Builder
 
 
-BLUEPRINTS: dict[str, Blueprint] = {}
+BLUEPRINTS: Registry[Blueprint] = Registry("blueprint")
 
 
 def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builder], Builder]:
-    """Register a function that builds a branch from a SlotShape; its last layer must be zero at birth."""
+    """Register a function that builds a branch from a SlotShape; the branch's last layer must be zero at birth."""
     topologies = (topology,) if isinstance(topology, str) else topology
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
-    if name in BLUEPRINTS:
-        raise ValueError(f"a blueprint named {name!r} exists already; choose another name")
 
     def register(build: Builder) -> Builder:
-        BLUEPRINTS[name] = Blueprint(name, topologies, build)
+        BLUEPRINTS.add(name, Blueprint(name, topologies, build))
         return build
 
     return register
 
 
 def get_blueprint(name: str) -> Blueprint:
-    """The blueprint of that name; an unknown one raises with close matches."""
-    if name not in BLUEPRINTS:
-        close = difflib.get_close_matches(name, BLUEPRINTS, n=3) or sorted(BLUEPRINTS)
-        raise ValueError(f"no blueprint is named {name!r}; did you mean {', '.join(close)}?")
+    """The blueprint of that name; an unknown one raises with a close match."""
     return BLUEPRINTS[name]
 
 
@@ -102,15 +96,20 @@ def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
     return tuple(name for name, entry in BLUEPRINTS.items() if topologies & set(entry.topologies))
 
 
+def fits(name: str, shape: SlotShape) -> bool:
+    """Whether a blueprint can grow in a slot of this shape."""
+    return shape.topology in get_blueprint(name).topologies
+
+
 def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module:
-    """A newborn branch whose weights depend on `entropy` alone; torch's random stream is not used up."""
+    """A newborn branch whose weights depend on `entropy` alone; the global random state is not changed."""
     with preserved_rng():
         torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
         return get_blueprint(name).build(shape)
 
 
 def count_parameters(name: str, shape: SlotShape) -> int:
-    """Parameters of a seed of this blueprint, without gate."""
+    """Number of parameters of a seed of this blueprint, without gate."""
     return _count(get_blueprint(name), shape)
 
 
@@ -120,28 +119,35 @@ def _count(entry: Blueprint, shape: SlotShape) -> int:
         return sum(parameter.numel() for parameter in entry.build(shape).parameters())
 
 
+def parameter_table(names: Sequence[str], shapes: Iterable[SlotShape]) -> np.ndarray:
+    """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
+    return np.array(
+        [[count_parameters(name, shape) if fits(name, shape) else -1 for name in names] for shape in shapes]
+    )
+
+
 def zeroed(layer: Layer) -> Layer:
-    """The layer with all its parameters at zero: as the last of a branch it makes the seed an identity."""
+    """Set all parameters of a layer to zero and return it: a branch that ends with it outputs zeros."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
 
 
 class Gate(nn.Module):
-    """How open a seed is: one value in (0, 1) per sample, or per position of a sequence."""
+    """A learned gate in (0, 1) per sample, or per position of a sequence."""
 
     def __init__(self, shape: SlotShape) -> None:
         super().__init__()
         self.spatial_dims = tuple(range(2, shape.rank)) if shape.topology == "conv" else ()
         self.linear = zeroed(nn.Linear(shape.features, 1))
-        nn.init.constant_(self.linear.bias, 2.0)  # starts at 0.88: open, yet with a gradient to close
+        nn.init.constant_(self.linear.bias, 2.0)  # sigmoid(2) = 0.88: nearly open, with enough gradient left to close
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = x.mean(self.spatial_dims) if self.spatial_dims else x
-        openness = torch.sigmoid(self.linear(pooled))
+        gate = torch.sigmoid(self.linear(pooled))
         for _ in self.spatial_dims:
-            openness = openness.unsqueeze(-1)
-        return openness
+            gate = gate.unsqueeze(-1)
+        return gate
 
 
 class Scale(nn.Module):
@@ -156,7 +162,7 @@ class Scale(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Rescales each channel by what the whole picture says (Hu et al. 2018)."""
+    """Rescales each channel by a function of its global average (squeeze-and-excitation, Hu et al. 2018)."""
 
     def __init__(self, shape: SlotShape) -> None:
         super().__init__()
@@ -173,7 +179,7 @@ class SqueezeExcite(nn.Module):
 
 
 class GatedLinear(nn.Module):
-    """Gated linear unit: value times a sigmoid gate, then back (Dauphin et al. 2017)."""
+    """Gated linear unit with output projection (Dauphin et al. 2017)."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -186,7 +192,7 @@ class GatedLinear(nn.Module):
 
 
 class CausalConvolution(nn.Module):
-    """Mixes each position with the three before it, channel by channel, then across channels."""
+    """Depthwise convolution over each position and the three before it, then a linear layer across channels."""
 
     reach = (3, 0)
 
@@ -198,20 +204,20 @@ class CausalConvolution(nn.Module):
         self.out = zeroed(nn.Linear(features, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Padding counts as what lies beyond the ends of a sequence: zeros.
+        # Padded positions are zeros, like positions beyond the ends of the sequence.
         x = _without_padding(self.norm(_without_padding(x, self.keep)), self.keep)
         around = F.pad(x.transpose(1, 2), self.reach)
         return self.out(F.gelu(self.mix(around).transpose(1, 2)))
 
 
 class CentredConvolution(CausalConvolution):
-    """Mixes each position with the two before and the two behind it, channel by channel, then across channels."""
+    """The same over each position, the two before and the two after it."""
 
     reach = (2, 2)
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention over the past (Vaswani et al. 2017)."""
+    """Causal multi-head self-attention (Vaswani et al. 2017)."""
 
     causal = True
 
@@ -236,7 +242,7 @@ class CausalAttention(nn.Module):
 
 
 class FullAttention(CausalAttention):
-    """Multi-head self-attention over all positions."""
+    """Bidirectional multi-head self-attention."""
 
     causal = False
 
@@ -246,17 +252,17 @@ def _without_padding(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _visible(keep: Tensor, causal: bool) -> Tensor:
-    """Which positions each position attends to (N, 1, L, L): those that are no padding, and itself."""
+    """Attention mask (N, 1, L, L): each position attends to real positions and to itself."""
     length = keep.shape[1]
     every = torch.ones(length, length, dtype=torch.bool, device=keep.device)
     seen = keep[:, None, None, :] & (every.tril() if causal else every)
-    # A position that sees nothing at all is NaN in some of torch's attention kernels.
+    # Some of torch's attention kernels return NaN for a position that attends to nothing.
     return seen | torch.eye(length, dtype=torch.bool, device=keep.device)
 
 
 @blueprint("norm", topology=TOPOLOGIES)
 def norm(shape: SlotShape) -> nn.Module:
-    """A normalisation with a learned voice: 2C + 1 parameters."""
+    """A normalisation layer times a learned scalar: 2C + 1 parameters."""
     layer = nn.GroupNorm(1, shape.features) if shape.topology == "conv" else nn.LayerNorm(shape.features)
     return nn.Sequential(layer, Scale())
 
@@ -272,7 +278,7 @@ def low_rank(shape: SlotShape) -> nn.Module:
 
 
 def _mlp(shape: SlotShape, hidden: int) -> nn.Module:
-    # Sequence models carry an unnormalised residual stream; feature hosts may be too narrow to lose a mean.
+    # The residual stream of sequence models is not normalised; feature hosts may be too narrow to lose their mean.
     first = [nn.LayerNorm(shape.features)] if shape.topology == "sequence" else []
     layers = [nn.Linear(shape.features, hidden), nn.GELU(), zeroed(nn.Linear(hidden, shape.features))]
     return nn.Sequential(*first, *layers)
@@ -280,19 +286,19 @@ def _mlp(shape: SlotShape, hidden: int) -> nn.Module:
 
 @blueprint("mlp_small", topology=("features", "sequence"))
 def mlp_small(shape: SlotShape) -> nn.Module:
-    """A bottleneck of half the features, at least 4."""
+    """One hidden layer of half the features, at least 4."""
     return _mlp(shape, max(4, shape.features // 2))
 
 
 @blueprint("mlp", topology=("features", "sequence"))
 def mlp(shape: SlotShape) -> nn.Module:
-    """A hidden layer as wide as the slot, at least 16."""
+    """One hidden layer as wide as the slot, at least 16."""
     return _mlp(shape, max(16, shape.features))
 
 
 @blueprint("mlp_large", topology=("features", "sequence"))
 def mlp_large(shape: SlotShape) -> nn.Module:
-    """A hidden layer four times as wide as the slot, at least 64."""
+    """One hidden layer four times as wide as the slot, at least 64."""
     return _mlp(shape, max(64, 4 * shape.features))
 
 
@@ -304,13 +310,13 @@ def glu(shape: SlotShape) -> nn.Module:
 
 @blueprint("causal_conv", topology="sequence")
 def causal_conv(shape: SlotShape) -> nn.Module:
-    """Local mixing with three positions before; in a bidirectional slot with two on either side."""
+    """Local mixing over three earlier positions; in a bidirectional slot over two on either side."""
     return CausalConvolution(shape.features) if shape.causal else CentredConvolution(shape.features)
 
 
 @blueprint("attention", topology="sequence")
 def attention(shape: SlotShape) -> nn.Module:
-    """Global mixing over the past; in a bidirectional slot over all positions."""
+    """Attention over earlier positions; in a bidirectional slot over all positions."""
     return CausalAttention(shape.features) if shape.causal else FullAttention(shape.features)
 
 
@@ -322,14 +328,14 @@ def squeeze_excite(shape: SlotShape) -> nn.Module:
 
 @blueprint("pointwise", topology="conv")
 def pointwise(shape: SlotShape) -> nn.Module:
-    """Two 1x1 convolutions: mixes channels, looks at no neighbour."""
+    """Two 1x1 convolutions: mixes channels only."""
     conv, c = _CONV[shape.dims], shape.features
     return nn.Sequential(conv(c, 2 * c, 1), nn.ReLU(), zeroed(conv(2 * c, c, 1)))
 
 
 @blueprint("depthwise", topology="conv")
 def depthwise(shape: SlotShape) -> nn.Module:
-    """A separable 3x3 convolution."""
+    """A depthwise separable 3x3 convolution."""
     conv, c = _CONV[shape.dims], shape.features
     return nn.Sequential(
         conv(c, c, 3, padding=1, groups=c, bias=False), nn.GroupNorm(1, c), nn.ReLU(), zeroed(conv(c, c, 1))
@@ -338,7 +344,7 @@ def depthwise(shape: SlotShape) -> nn.Module:
 
 @blueprint("bottleneck", topology="conv")
 def bottleneck(shape: SlotShape) -> nn.Module:
-    """A 3x3 convolution between two 1x1 ones, at half the channels (He et al. 2016)."""
+    """A residual bottleneck at half the channels: 1x1, 3x3, 1x1 (He et al. 2016)."""
     conv, c = _CONV[shape.dims], shape.features
     inner = max(2, c // 2)
     return nn.Sequential(

@@ -1,8 +1,8 @@
-"""Copies of a model that outlive its growth: averaged weights must follow it, or somebody must say that they do not.
+"""Deep copies of a model that must follow its growth, such as averaged weights.
 
 `torch.optim.swa_utils.AveragedModel` copies a model and later pairs the parameters of both by position, up to the end
 of the shorter list. A copy therefore remembers its source: if the source has grown or pruned since, and weights were
-then written into the copy, which was never trained itself, the average is cut short or mixed up.
+then written into the copy without training it, the average is cut short or mixed up, and the copy raises.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class _Link:
     source: weakref.ref[GrowableModel]
     writes: int | None = None
-    """Writes into the copy's parameters when the source's structure first differed; None until then."""
+    """In-place writes to the copy's parameters when the source's structure first differed; None until then."""
 
 
-# Outside the models, so that they can be pickled and copied as before.
+# Outside the models, so that pickling and copying them is not affected.
 _LINKS: weakref.WeakKeyDictionary[GrowableModel, _Link] = weakref.WeakKeyDictionary()
 
 
 def copy_with_link(model: GrowableModel, memo: dict[int, Any]) -> GrowableModel:
-    """A deep copy that knows what it is a copy of."""
+    """A deep copy that remembers its source."""
     twin = model.__class__.__new__(model.__class__)
     memo[id(model)] = twin
     twin.__setstate__(copy.deepcopy(model.__dict__, memo))
@@ -39,7 +39,7 @@ def copy_with_link(model: GrowableModel, memo: dict[int, Any]) -> GrowableModel:
 
 
 def note_growth(model: GrowableModel) -> None:
-    """A model's structure has changed: its copies are watched from now on, and it is no mere copy itself."""
+    """Called when a model's structure changes: its copies are watched from now on, and it is no mere copy itself."""
     _LINKS.pop(model, None)
     for twin, link in list(_LINKS.items()):
         if link.source() is model and link.writes is None:
@@ -51,7 +51,7 @@ def check_copy(model: GrowableModel, *_: Any, runs: bool = False) -> None:
     link = _LINKS.get(model)
     if link is None:
         return
-    if runs and model.training and torch.is_grad_enabled():  # trained itself, so a model of its own
+    if runs and model.training and torch.is_grad_enabled():  # trained itself, so it is independent
         del _LINKS[model]
         return
     source = link.source()
@@ -70,16 +70,12 @@ def follow_growth(model: GrowableModel, source: GrowableModel) -> None:
     """Give a copy the seeds of its source: new ones with the source's weights; those that are gone are removed."""
     if model.slot_names != source.slot_names:
         raise ValueError(f"a copy has the slots of its source: {source.slot_names}, got {model.slot_names}")
-    for site in model.sites:
-        mine, theirs = model.seed(site.name), source.seed(site.name)
-        same = mine is not None and theirs is not None and _kind(mine) == _kind(theirs)
-        if mine is not None and not same:
-            model._detach(site)
-        if theirs is not None and not same:
-            model._attach(site, copy.deepcopy(theirs))
-    model.slot_state = copy.deepcopy(source.slot_state)
-    model.germinations = source.germinations
-    model._follow_life()
+    seeds = {}
+    for slot in source.grown_slots:
+        mine, theirs = model.seed(slot), source.seed(slot)
+        same = mine is not None and _kind(mine) == _kind(theirs)
+        seeds[slot] = mine if same else copy.deepcopy(theirs)
+    model.set_seeds(seeds, copy.deepcopy(source.slot_state), source.germinations)
     _LINKS[model] = _Link(weakref.ref(source))
 
 

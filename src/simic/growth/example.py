@@ -1,9 +1,11 @@
-"""The example input of a host: calling the host on it, saying why that fails, and varying it for measurements."""
+"""The example input of a host: running the host on it, explaining a failure, and varying it for measurements."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,20 +15,32 @@ ExampleInput = Tensor | tuple | Mapping[str, Any]
 
 
 def call(model: nn.Module, example_input: ExampleInput) -> Any:
-    """Call a model on an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    """Run a model on an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
     if isinstance(example_input, Mapping):
         return model(**example_input)
     return model(*example_input) if isinstance(example_input, tuple) else model(example_input)
 
 
+@contextmanager
+def hook_submodules(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    """Call `hook(name, module, args, kwargs, output)` after every submodule's forward; a result replaces the output."""
+    named = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in named]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def first_tensor(output: Any) -> Tensor | None:
-    """The tensor a seed acts on: the output itself, or the first of a tuple or list."""
+    """The tensor a seed acts on: the output itself, or the first item of a tuple or list."""
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     return first if isinstance(first, Tensor) else None
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor in a model's output: in mappings, tuples, lists and dataclasses too."""
+    """Every tensor in a nested output of mappings, tuples, lists and dataclasses."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, (Mapping, tuple, list)):
@@ -38,7 +52,7 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 
 def with_first_tensor(output: Any, tensor: Tensor) -> Any:
-    """The same output with its first tensor replaced."""
+    """The output with its first tensor replaced."""
     if isinstance(output, Tensor):
         return tensor
     if hasattr(output, "_fields"):  # a named tuple
@@ -46,15 +60,12 @@ def with_first_tensor(output: Any, tensor: Tensor) -> Any:
     return type(output)((tensor, *output[1:]))
 
 
-# Errors.
-
-
 def explain_failure(model: nn.Module, example_input: Any, error: Exception) -> ValueError:
-    """The host's own error as one line that names the example and what to write instead."""
+    """The host's own error in one line that describes the example and names a remedy."""
     reason = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {reason[0] if reason else 'no message'}"
+    summary = f"{type(error).__name__}: {reason[0] if reason else 'no message'}"
     described, remedy = _describe(example_input), _remedy(model, example_input)
-    return ValueError(f"the host fails on example_input ({described}): {said}; {remedy}")
+    return ValueError(f"the host fails on example_input ({described}): {summary}; {remedy}")
 
 
 def _remedy(model: nn.Module, example_input: Any) -> str:
@@ -81,11 +92,8 @@ def _describe(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__name__}"
 
 
-# Variations.
-
-
 def map_tensors(example: Any, change: Callable[[str, Tensor], Tensor], name: str = "") -> Any:
-    """The same example with every tensor changed; `change` also gets the tensor's keyword, if it has one."""
+    """The example with every tensor replaced by `change(keyword, tensor)`; the keyword is "" if there is none."""
     if isinstance(example, Tensor):
         return change(name, example)
     if isinstance(example, Mapping):
@@ -98,31 +106,31 @@ def map_tensors(example: Any, change: Callable[[str, Tensor], Tensor], name: str
 
 
 def is_data(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor holds what the host reads, rather than a mask or labels."""
+    """Whether a tensor holds input data, rather than a mask or labels."""
     if tensor.dim() == 0 or tensor.dtype == torch.bool or tensor.is_complex():
         return False
     return not any(word in name for word in ("mask", "label"))
 
 
 def main_tensor(example: Any) -> Tensor | None:
-    """The first tensor of data in an example."""
+    """The first tensor of input data in an example."""
     found: list[Tensor] = []
 
-    def note(name: str, tensor: Tensor) -> Tensor:
+    def collect(name: str, tensor: Tensor) -> Tensor:
         if is_data(name, tensor):
             found.append(tensor)
         return tensor
 
-    map_tensors(example, note)
+    map_tensors(example, collect)
     return found[0] if found else None
 
 
 def other_values(tensor: Tensor) -> Tensor:
-    """Values of the same kind that all differ: noise on numbers, another token for each token."""
+    """A tensor of the same kind whose values all differ: noise added to floats, another token for each token."""
     if tensor.is_floating_point():
         noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)).to(tensor)
         spread = tensor.float().std(correction=0).to(tensor)
         return tensor + noise * (spread if spread > 0 else 1)
     low, high = tensor.min(), tensor.max()
-    # Tokens stay among those that the example has, which the host is known to accept.
+    # Only tokens between the smallest and the largest of the example: the host is known to accept these.
     return tensor + 1 if low == high else torch.where(tensor == high, low, tensor + 1)

@@ -1,8 +1,8 @@
-"""How a seed learns before it is blended in.
+"""How a seed in stage *training* learns before it is blended in.
 
-- `direct`: no stage of its own; the seed is blended in from birth and the ramp limits its voice.
-- `shadow`: a second pass with the seed switched in, in which everything but the seed is a constant.
-- `straight_through`: the host's own pass; the seed hears the gradient of a loss that it does not change.
+- `direct`: there is no such stage; the seed is blended in from birth and its alpha ramp limits its effect.
+- `shadow`: a second forward pass with the seed switched in and every other parameter frozen.
+- `straight_through`: the host's own pass; the seed gets the gradient of a loss that does not depend on it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from simic.growth.isolation import preserve_state, rng_state, set_rng_state
+from simic.growth.isolation import freeze_all_but, preserve_state, rng_state, set_rng_state
 from simic.growth.seed import Seed
 
 
 @contextmanager
-def constant_but(module: nn.Module, exempt: nn.Module) -> Iterator[None]:
-    """Treat every parameter as a constant, except those of `exempt`."""
-    learning = set(exempt.parameters())
-    frozen = [p for p in module.parameters() if p.requires_grad and p not in learning]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
 def override_alpha(seed: Seed, alpha: float) -> Iterator[None]:
-    """Let the seed speak with this alpha for a while, in this thread."""
+    """Use this alpha instead of the seed's own, in this thread only."""
     previous, seed.override = seed.override, alpha
-    seed.met_override = None
+    seed.override_used = None
     try:
         yield
     finally:
@@ -43,16 +29,17 @@ def override_alpha(seed: Seed, alpha: float) -> Iterator[None]:
 
 
 def shadow_loss(module: nn.Module, seeds: Sequence[tuple[Seed, float]], closure: Callable[[], Tensor]) -> Tensor:
-    """The loss of `closure`, whose backward pass also teaches each seed as if it spoke with the alpha given.
+    """The loss of `closure`, with the value unchanged but gradients for each seed as if it ran at the alpha given.
 
-    Each seed's own pass sees the same dropout masks as the host's, and leaves no trace but the seed's gradient.
+    Each seed's pass uses the same dropout masks as the host's pass and leaves no trace but the seed's gradient.
     """
     before = rng_state()
     loss = closure()
     for seed, alpha in seeds:
-        with preserve_state(module, seed), constant_but(module, seed), override_alpha(seed, alpha):
+        with preserve_state(module, seed), freeze_all_but(module, seed), override_alpha(seed, alpha):
             set_rng_state(before)
             shadow = closure()
-        # A seed that overflows must not reach the host's loss: what is not finite counts as nothing.
+        # shadow - shadow.detach() is 0 with the seed's gradient. If the seed overflows it is NaN, which must not reach
+        # the host's loss.
         loss = loss + torch.nan_to_num(shadow - shadow.detach(), nan=0.0)
     return loss

@@ -1,46 +1,58 @@
-"""What influences what inside a host, measured by gradients: which outputs are used, and which way positions look."""
+"""Gradient measurements inside a host: which submodules affect its output, and in which direction positions depend.
+
+Probes (zeros with a gradient) are added to activations; what an output depends on shows in the probes' gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from simic.growth.example import ExampleInput, call, first_tensor, map_tensors, tensors, with_first_tensor
-from simic.growth.incubation import constant_but
-from simic.growth.isolation import evaluating, preserve_state
+from simic.growth.example import (
+    ExampleInput,
+    call,
+    first_tensor,
+    hook_submodules,
+    map_tensors,
+    tensors,
+    with_first_tensor,
+)
+from simic.growth.isolation import evaluating, freeze_all_but, plain_kernels, preserve_state
 
 
 def used_outputs(model: nn.Module, example_input: ExampleInput) -> set[str] | None:
-    """Names of the submodules whose output the host's output depends on; None where gradients cannot tell."""
-    probes: dict[str, list[Tensor]] = {}
+    """Names of the submodules whose output the host's output depends on; None if gradients cannot be computed."""
+    probes: list[tuple[str, Tensor]] = []
 
     def add_probe(name: str, tensor: Tensor) -> Tensor:
-        probe = tensor.new_zeros((), requires_grad=True)
-        probes.setdefault(name, []).append(probe)
-        return tensor + probe
+        probes.append((name, tensor.new_zeros((), requires_grad=True)))
+        return tensor + probes[-1][1]
 
     result = _differentiable_pass(model, example_input, add_probe)
     outputs = [tensor for tensor in tensors(result) if tensor.requires_grad]
     if not outputs:
         return None
-    flat = [(name, probe) for name, parts in probes.items() for probe in parts]
-    # Unused rather than zero is asked for: a head that is zero at birth will use its input soon.
-    gradients = _gradients(outputs, [probe for _, probe in flat])
-    return {name for (name, _), gradient in zip(flat, gradients, strict=True) if gradient is not None}
+    gradients = _gradients(outputs, [probe for _, probe in probes])
+    # None (not in the graph) rather than zero: a head with zero weights at birth still uses its input.
+    return {name for (name, _), gradient in zip(probes, gradients, strict=True) if gradient is not None}
 
 
 def directions(
     model: nn.Module, slots: Mapping[str, tuple[int, int]], example_input: ExampleInput
 ) -> dict[str, set[str]]:
-    """Whether the host looks "ahead" or "back" along each slot; `slots` gives its dimensions of batch and position.
+    """Whether positions of each slot depend on later ("ahead") or earlier ("back") ones.
 
-    A host looks ahead if everything that the slot is made from reaches its first position from later ones too (true of
-    a bidirectional encoder, not of a decoder that attends to an encoder), or if the slot's own later positions reach
-    the first position of a sequence behind it. Looking back is the same from the other end.
+    `slots` gives each slot's batch and position dimensions. For "ahead", the slot's first position is examined:
+
+        sources (N, L, *)  ->  slot (N, L, C)  ->  sequences behind it (N, L, *)
+
+    Either the slot's first position depends on later positions of every source it uses (a bidirectional encoder does, a
+    decoder with cross-attention does not), or the first position behind the slot depends on later positions of the
+    slot. "back" examines the last position in the same way.
     """
     sources: list[Tensor] = []
     behind: list[Tensor] = []
@@ -50,7 +62,7 @@ def directions(
     def add_probe(name: str, tensor: Tensor) -> Tensor:
         if tensor.dim() != 3:
             return tensor
-        # Parameters are constants here: without a gradient, nothing before this tensor has a probe.
+        # All parameters are frozen: a tensor without a gradient has no probe before it, so it is a source.
         is_source, is_slot = not tensor.requires_grad, name in slots and name not in probes
         probe = torch.zeros_like(tensor, requires_grad=True)
         if is_slot:
@@ -73,7 +85,7 @@ def directions(
         batch, position = slots[name]
         made_from = [source for source in sources if _same_positions(source, tensor, batch, position)]
         leads_to = [made for made in behind if _same_positions(made, tensor, batch, position)]
-        # Positions may be made on the way, from patches of a picture for instance: the first such tensor counts then.
+        # Positions may be created inside the host, for instance from image patches: then the first such tensor counts.
         made_from = made_from or leads_to[:1]
         for direction in ("ahead", "back") if tensor.shape[position] > 1 and not tensor.is_meta else ():
             if _all_reach(made_from, tensor, position, direction) or any(
@@ -84,7 +96,7 @@ def directions(
 
 
 def _all_reach(sources: Sequence[Tensor], tensor: Tensor, position: int, direction: str) -> bool:
-    """Whether a tensor has sources, and its end depends on other positions of each one that it depends on."""
+    """Whether the end of a tensor depends on other positions of each source that it depends on at all."""
     gradients = _gradients([_end(tensor, position, direction)], sources) if tensor.requires_grad else []
     used = [gradient for gradient in gradients if gradient is not None and gradient.count_nonzero()]
     return bool(used) and all(_beyond_end(gradient, position, direction) for gradient in used)
@@ -96,7 +108,7 @@ def _reaches(probe: Tensor, tensor: Tensor, position: int, direction: str) -> bo
 
 
 def _end(tensor: Tensor, position: int, direction: str) -> Tensor:
-    """The first position, from which a host can only look ahead, or the last, from which it can only look back."""
+    """The first position, which can only depend on later ones, or the last, which can only depend on earlier ones."""
     return tensor.select(position, 0 if direction == "ahead" else tensor.shape[position] - 1)
 
 
@@ -111,7 +123,7 @@ def _same_positions(tensor: Tensor, like: Tensor, batch: int, position: int) -> 
 
 
 def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Gradients of a random projection, so that no symmetry of the outputs cancels them."""
+    """Gradients of a random projection of the outputs; a plain sum could cancel, as behind a softmax."""
     if not inputs:
         return []
     generator = torch.Generator().manual_seed(0)
@@ -121,47 +133,23 @@ def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[
         return torch.autograd.grad(projection, inputs, retain_graph=True, allow_unused=True)
 
 
-def _differentiable_pass(model: nn.Module, example_input: Any, change: Any) -> Any:
-    """The host's output in evaluation mode, with every submodule's first float tensor changed on the way.
+def _differentiable_pass(model: nn.Module, example_input: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
+    """The host's output in evaluation mode with every submodule's first float tensor replaced by `change(name, it)`.
 
-    Gradients flow from what `change` adds only. None where the host cannot run like this.
+    Gradients flow only from what `change` adds. None if the host cannot run like this.
     """
 
-    def hook_for(name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
-            tensor = first_tensor(output)
-            if tensor is None or not tensor.is_floating_point() or not torch.is_grad_enabled():
-                return output
-            return with_first_tensor(output, change(name, tensor))
+    def hook(name: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+        tensor = first_tensor(output)
+        if tensor is None or not tensor.is_floating_point() or not torch.is_grad_enabled():
+            return output
+        return with_first_tensor(output, change(name, tensor))
 
-        return hook
-
-    handles = [module.register_forward_hook(hook_for(name)) for name, module in model.named_modules() if name]
     try:
-        with ExitStack() as stack:
-            for context in (
-                preserve_state(model),
-                evaluating(model),
-                constant_but(model, nn.Module()),
-                plain_kernels(),
-            ):
+        unchanged = (preserve_state(model), evaluating(model), freeze_all_but(model), plain_kernels())
+        with hook_submodules(model, hook), ExitStack() as stack:
+            for context in (*unchanged, torch.enable_grad()):
                 stack.enter_context(context)
-            stack.enter_context(torch.enable_grad())
             return call(model, example_input)
-    except Exception:  # the plain pass went well: a host that gradients cannot be sent through is not measured
+    except Exception:  # the plain pass has succeeded: the host just does not support gradients
         return None
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Without torch's fused inference path, which skips submodules, and cuDNN, which needs training mode."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.backends.cudnn.flags(enabled=False):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

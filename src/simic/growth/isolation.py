@@ -1,6 +1,6 @@
-"""Passes through a network that leave it as it was: its buffers, its modes and the global random streams.
+"""Context managers for forward passes that must leave no trace: buffers, modes, random state and `requires_grad`.
 
-Modes and buffers belong to the network, not to a thread: another thread that uses the network during such a pass finds
+Modes and buffers belong to the module, not to a thread: another thread that uses the module inside such a context finds
 it in evaluation mode, and what it writes into buffers is lost.
 """
 
@@ -10,7 +10,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -22,14 +22,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 @contextmanager
 def preserve_state(module: nn.Module, exempt: nn.Module | None = None) -> Iterator[None]:
-    """Run passes whose changes to buffers (normalisation statistics) and random streams are forgotten.
-
-    The buffers of `exempt` do change.
-    """
-    spared = set(exempt.modules()) if exempt is not None else set()
-    owners = [(owner, name) for owner in module.modules() if owner not in spared for name in owner._buffers]
+    """Restore buffers (normalisation statistics), except those of `exempt`, and the global random state."""
+    skipped = set(exempt.modules()) if exempt is not None else set()
+    owners = [(owner, name) for owner in module.modules() if owner not in skipped for name in owner._buffers]
     originals = [owner._buffers[name] for owner, name in owners]
-    # Clones are swapped in, rather than values copied back, so that a graph that holds the originals stays valid.
+    # Clones are swapped in, rather than values copied back, so that an autograd graph over the originals stays valid.
     for (owner, name), buffer in zip(owners, originals, strict=True):
         owner._buffers[name] = None if buffer is None else buffer.clone()
     try:
@@ -41,7 +38,7 @@ def preserve_state(module: nn.Module, exempt: nn.Module | None = None) -> Iterat
 
 
 class RngState(NamedTuple):
-    """Where the global random streams stand."""
+    """Global random state of torch (CPU and every CUDA device), numpy and Python."""
 
     cpu: Tensor
     cuda: list[Tensor]  # one per device
@@ -51,9 +48,7 @@ class RngState(NamedTuple):
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Put the global random streams back where they were: torch's, on the CPU and on every CUDA device in use,
-    numpy's and Python's.
-    """
+    """Restore the global random state afterwards."""
     state = rng_state()
     try:
         yield
@@ -62,17 +57,17 @@ def preserved_rng() -> Iterator[None]:
 
 
 def rng_state() -> RngState:
-    """Where the global random streams stand."""
+    """The global random state."""
     return RngState(
         torch.get_rng_state(),
         torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        np.random.get_state(legacy=False),  # noqa: NPY002 - the stream of users who draw from it
+        np.random.get_state(legacy=False),  # noqa: NPY002 - users may draw from it
         random.getstate(),
     )
 
 
 def set_rng_state(state: RngState) -> None:
-    """Put the global random streams where `rng_state` found them."""
+    """Set the global random state to what `rng_state` returned."""
     torch.set_rng_state(state.cpu)
     if state.cuda:
         torch.cuda.set_rng_state_all(state.cuda)
@@ -82,7 +77,7 @@ def set_rng_state(state: RngState) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every submodule is in the mode it was in."""
+    """Evaluation mode without gradients; every submodule returns to its own mode afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -95,21 +90,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating_others(known: nn.Module) -> Iterator[None]:
-    """Evaluation mode for whatever modules this thread calls that are not part of `known`; afterwards as it was.
+    """Evaluation mode for every module called in this thread that is not part of `known`.
 
-    Which modules those are shows only when they are called: a network around `known`, a frozen encoder, a metric.
+    Which modules these are is known only when they are called: a network around `known`, a frozen encoder, a metric.
     """
     own, thread, changed = set(known.modules()), get_ident(), []
 
-    def calm(module: nn.Module, args: Any) -> None:
+    def to_eval(module: nn.Module, args: Any) -> None:
         if module.training and module not in own and get_ident() == thread:
             changed.extend(part for part in module.modules() if part.training and part not in own)
             for part in changed:
                 part.training = False
 
-    handle = register_module_forward_pre_hook(calm)
+    handle = register_module_forward_pre_hook(to_eval)
     try:
-        with _without_hook_warning():
+        with warnings.catch_warnings() if "torch._dynamo" in sys.modules else nullcontext():
+            if "torch._dynamo" in sys.modules:  # compiled modules warn that global hooks run twice: harmless here
+                warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
             yield
     finally:
         handle.remove()
@@ -118,11 +115,26 @@ def evaluating_others(known: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _without_hook_warning() -> Iterator[None]:
-    """A compiled module warns that hooks on all modules see it twice, which is harmless here."""
-    if "torch._dynamo" not in sys.modules:
+def freeze_all_but(module: nn.Module, exempt: nn.Module | None = None) -> Iterator[None]:
+    """Set `requires_grad` to False for every parameter of `module`, except those of `exempt`."""
+    learning = set(exempt.parameters()) if exempt is not None else set()
+    frozen = [p for p in module.parameters() if p.requires_grad and p not in learning]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
         yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
-        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Disable torch's fused attention inference path, which skips submodules, and cuDNN, which needs training mode."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,19 +1,21 @@
-"""A seed: the module that grows in a slot, and how loudly it speaks."""
+"""Seed: the module that grows in a slot. `new_seed` builds one, for a single model and for stacked hosts alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import get_ident
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 
 from simic.growth.blend import OPERATORS, straight_through
-from simic.growth.blueprints import Gate, SlotShape
-from simic.growth.isolation import preserved_rng
+from simic.growth.blueprints import Gate, SlotShape, fits, new_branch
+from simic.growth.isolation import preserve_state, preserved_rng
+from simic.growth.slot_discovery import Site
 
 
 class Seed(nn.Module):
-    """The branch of a blueprint with its operator, alpha and, for the gate operator, its gate."""
+    """The branch of a blueprint with its blend operator, alpha and, for the gate operator, its gate."""
 
     def __init__(self, blueprint: str, branch: nn.Module, shape: SlotShape) -> None:
         super().__init__()
@@ -23,18 +25,18 @@ class Seed(nn.Module):
         self.gate: Gate | None = None
         self.operator = "add"
         self.alpha = 0.0
-        self._overrides: dict[int, float] = {}  # one alpha per thread that asked for another
-        self.met_override: bool | None = None
-        """Since the last override began: None if no pass came by, False if only passes of other threads did."""
+        self._overrides: dict[int, float] = {}  # alpha by thread id
+        self.override_used: bool | None = None
+        """Since the last override began: None without a forward pass, False if only other threads ran one."""
         self.straight_through = False
-        """Whether a seed at alpha 0 receives the gradient of a host that does not hear it."""
+        """Whether a seed at alpha 0 gets the host's gradient (see `blend.straight_through`)."""
 
     @property
     def override(self) -> float | None:
-        """While set, the seed speaks with this alpha: 0 switches it off, its target switches it in.
+        """While set, replaces alpha: 0 switches the seed off, its alpha target switches it in.
 
-        It holds for the thread that set it: whoever uses the network in another thread meanwhile sees the true alpha.
-        A compiled graph cannot ask which thread runs it, so there it holds for all.
+        It holds for the thread that set it; a pass in another thread uses the true alpha. A compiled graph cannot ask
+        which thread runs it, so there it holds for all.
         """
         if torch.compiler.is_compiling():
             return next(iter(self._overrides.values())) if self._overrides else None
@@ -48,18 +50,16 @@ class Seed(nn.Module):
             self._overrides[get_ident()] = alpha
 
     def set_operator(self, operator: str) -> None:
-        """Choose how the seed is blended; the gate operator owns a gate, the others have none."""
+        """Choose the blend operator; only "gate" has a gate."""
         self.operator = operator
         if operator != "gate":
             self.gate = None
         elif self.gate is None:
-            reference = next(self.branch.parameters())
-            with preserved_rng():
-                self.gate = Gate(self.shape).to(reference.device, reference.dtype)
+            self.gate = new_gate(self.shape, next(self.branch.parameters()))
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the branch does not run: nothing of it is blended in, and nothing teaches it."""
+    def is_inactive(self) -> bool:
+        """Whether the branch need not run: it is not blended in, and gets no gradient."""
         override = self.override if self._overrides else None
         alpha = self.alpha if override is None else override
         return alpha == 0 and (not self.straight_through or override is not None or not is_grad_enabled())
@@ -67,12 +67,73 @@ class Seed(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         override = self.override if self._overrides else None
         if self._overrides and not torch.compiler.is_compiling():
-            self.met_override = override is not None or bool(self.met_override)
-        if self.is_silent:
+            self.override_used = override is not None or bool(self.override_used)
+        if self.is_inactive:
             return h
         alpha = self.alpha if override is None else override
         if alpha == 0:
-            with preserved_rng():  # the host's dropout masks stay what they are without the seed
+            with preserved_rng():  # so that the host's dropout masks are the same with and without the seed
                 return straight_through(h, self.branch(h.detach()))
         gate = self.gate(h) if self.gate is not None else None
         return OPERATORS[self.operator](h, self.branch(h), alpha, gate)
+
+
+def new_seed(
+    blueprint_names: Sequence[str],
+    index: int,
+    site: Site,
+    entropy: Sequence[int],
+    like: Tensor,
+    *,
+    training: bool = True,
+    check: bool = True,
+) -> Seed:
+    """A newborn seed on the device and with the dtype of `like`; its weights depend on `entropy` alone.
+
+    `check` runs the branch once to see that it keeps the slot's shape and outputs zeros; many seeds of one kind need
+    it once. The global random state is not changed.
+    """
+    if not 0 <= index < len(blueprint_names):
+        raise ValueError(f"a blueprint index must be below {len(blueprint_names)}, got {index}")
+    name = blueprint_names[index]
+    if not fits(name, site.shape):
+        fitting = ", ".join(other for other in blueprint_names if fits(other, site.shape))
+        raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}); these do: {fitting}")
+    branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
+    if check:
+        check_branch(name, branch, site, like)
+    return Seed(name, branch, site.shape)
+
+
+def new_gate(shape: SlotShape, like: Tensor) -> Gate:
+    """A newborn gate on the device and with the dtype of `like`; the global random state is not changed."""
+    with preserved_rng():
+        return Gate(shape).to(like.device, like.dtype)
+
+
+def check_branch(name: str, branch: nn.Module, site: Site, like: Tensor) -> None:
+    """Raise unless a newborn branch keeps the slot's shape, can learn, and outputs exact zeros."""
+    if not any(True for _ in branch.parameters()):
+        raise ValueError(f"blueprint {name!r} has no parameters, so its seed could never become more than an identity")
+    with torch.no_grad(), preserve_state(branch):
+        probe = torch.randn(site.example_shape, device=like.device, dtype=like.dtype)
+        given = probe.clone()
+        try:
+            output = branch(given)
+        except Exception as error:
+            raise ValueError(f"blueprint {name!r} fails on slot {site.name!r} ({site.shape}): {error}") from error
+    if not isinstance(output, Tensor) or output.shape != probe.shape:
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(
+            f"blueprint {name!r} must preserve shape: in slot {site.name!r} it turned {tuple(probe.shape)} into {got}"
+        )
+    if not torch.equal(given, probe):
+        raise ValueError(
+            f"blueprint {name!r} overwrites its input, which is the host's own activation: "
+            "its first layer must not work in place, for instance nn.ReLU() instead of nn.ReLU(inplace=True)"
+        )
+    if output.count_nonzero():
+        raise ValueError(
+            f"blueprint {name!r} is not born as identity: its branch must output exact zeros at birth; "
+            "set its last layer to zero, for instance with simic.zeroed(layer)"
+        )

@@ -1,4 +1,11 @@
-"""Finding slots in a network: traced passes tell what each submodule outputs and whether a seed fits there."""
+"""Slot discovery: traced passes determine what each submodule outputs and whether a seed fits there.
+
+A seed sees activations as (N, C), (N, L, C) or (N, C, *space). `Site.order` permutes other layouts:
+
+    submodule's output   order          a seed sees   back
+    (L, N, C)            (1, 0, 2)      (N, L, C)     (1, 0, 2)
+    (N, H, W, C)         (0, 3, 1, 2)   (N, C, H, W)  (0, 2, 3, 1)
+"""
 
 from __future__ import annotations
 
@@ -12,57 +19,63 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from simic.growth.blueprints import TOPOLOGIES, SlotShape
-from simic.growth.example import ExampleInput as ExampleInput
-from simic.growth.example import call as call
-from simic.growth.example import explain_failure, first_tensor, tensors
-from simic.growth.example import with_first_tensor as with_first_tensor
+from simic.growth.example import ExampleInput, explain_failure, first_tensor, tensors
 from simic.growth.influence import directions, used_outputs
-from simic.growth.layout import Call, Layout, Layouts, Unknown, trace
+from simic.growth.layout import Call, Layout, LayoutFinder, UnknownLayoutError, trace
 from simic.growth.notices import warn_user
 
 DIRECTIONS = {"sequence-causal": True, "sequence-bidirectional": False}
-"""What a user may say of a sequence: whether seeds there look back only."""
+"""Topologies of a sequence that also state whether it is causal."""
 _RANKS = {("features", 2), ("sequence", 3), ("conv", 3), ("conv", 4), ("conv", 5)}
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
+class AmbiguousShapeError(ValueError):
+    """The user has to state what the dimensions of a slot mean."""
+
+
 @dataclass(frozen=True)
 class Site:
-    """A slot's place: the submodule's name and the shape a seed must keep there."""
+    """The place of a slot: the submodule's name and the shape that a seed must keep there."""
 
     name: str
     shape: SlotShape
     example_shape: tuple[int, ...]
     """As a seed sees it: (N, C), (N, L, C) or (N, C, *space)."""
     container: str
-    """What holds the tensor: "tensor" for nothing, "tuple", "list", or the first field of a named tuple."""
+    """What the submodule returns: "tensor", "tuple", "list", or the name of a named tuple's first field."""
     order: tuple[int, ...] | None = None
-    """How to permute the submodule's output into the shape that a seed sees; None if it has it already."""
+    """Permutation of the submodule's output into what a seed sees; None if it is that already."""
 
-    def arranged(self, h: Tensor) -> Tensor:
+    def to_seed(self, h: Tensor) -> Tensor:
         """The submodule's output as a seed sees it."""
         return h if self.order is None else h.permute(self.order)
 
-    def restored(self, h: Tensor) -> Tensor:
-        """What a seed puts out, as the submodule puts it out."""
-        return h if self.order is None else h.permute([self.order.index(dim) for dim in range(h.dim())])
+    def from_seed(self, h: Tensor) -> Tensor:
+        """The inverse of `to_seed`."""
+        return h if self.order is None else h.permute(self.inverse_order)
+
+    @property
+    def inverse_order(self) -> list[int]:
+        """The permutation of `from_seed`."""
+        assert self.order is not None
+        return [self.order.index(dim) for dim in range(len(self.order))]
 
 
 def find_sites(
     model: nn.Module, slots: Sequence[str] | Mapping[str, str] | str, example_input: ExampleInput
 ) -> tuple[Site, ...]:
-    """The sites of the named slots, or of those found when `slots` is "auto"; a name that cannot be one raises.
+    """The sites of the named slots, or with "auto" of all that are found; a name that cannot be a slot raises.
 
-    A mapping from name to topology settles what passes cannot tell, for instance (N, C, L) from (N, L, C); a sequence
-    may be "sequence-causal" or "sequence-bidirectional" where the host does not show which way it looks.
+    A mapping from name to topology states what passes cannot determine, for instance (N, C, L) or (N, L, C); a sequence
+    may be "sequence-causal" or "sequence-bidirectional" where the host's direction cannot be measured.
     """
-    names = [name for name, _ in model.named_modules() if name]
     if slots != "auto":
         if isinstance(slots, str):
             raise ValueError(f'slots must be "auto" or a list of submodule names, got the string {slots!r}')
         if not isinstance(slots, Collection):
             raise TypeError(f'slots must be "auto", a list of submodule names or a table of them, got {slots!r}')
-        _check_names(list(slots), names)
+        _check_names(list(slots), [name for name, _ in model.named_modules() if name])
     host = _TracedHost(model, example_input)
     topologies = dict(slots) if isinstance(slots, Mapping) else {}
     chosen = _choose(host) if slots == "auto" else list(slots)
@@ -82,11 +95,11 @@ def _check_names(names: list[str], known: list[str]) -> None:
             raise ValueError(f"the model has no submodule {name!r}; {hint}")
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
-        raise ValueError(f"a slot may be named once, got {', '.join(sorted(repeated))} more often")
+        raise ValueError(f"each slot may be named once, got {', '.join(sorted(repeated))} several times")
 
 
 class _TracedHost:
-    """A host with what passes over its example tell of every submodule."""
+    """A host with the outputs of its submodules on the example input."""
 
     def __init__(self, model: nn.Module, example_input: ExampleInput) -> None:
         self.model = model
@@ -98,11 +111,11 @@ class _TracedHost:
         self.outputs: dict[str, list[Any]] = {name: [] for name, _ in model.named_modules()}
         for made in calls:
             self.outputs[made.name].append(made.output)
-        self.layouts = Layouts(model, example_input, calls)
+        self.layouts = LayoutFinder(model, example_input, calls)
         self.used = used_outputs(model, example_input)
 
     def site(self, name: str, topology: str | None) -> Site:
-        """The site of a submodule; raises ValueError if it cannot be a slot, Unknown never."""
+        """The site of a submodule, or ValueError if it cannot be a slot."""
         outputs = self.outputs[name]
         if not outputs:
             raise ValueError(
@@ -143,11 +156,11 @@ class _TracedHost:
                 f"(N, C, D, H, W), with topology one of {', '.join((*TOPOLOGIES, *DIRECTIONS))} if it is given"
             )
         try:
-            layout = self.layouts.of(name, tensor) if kind is None else self._layout_as_told(name, tensor, kind)
-        except Unknown:
+            layout = self.layouts.layout(name, tensor) if kind is None else self._stated_layout(name, tensor, kind)
+        except UnknownLayoutError:
             raise AmbiguousShapeError(
                 f"slot {name!r} outputs shape {shape}, and neither its layers nor passes over other batches and "
-                "lengths tell which dimension is the batch and which holds the features; say it: "
+                "lengths show which dimension is the batch and which holds the features; state it: "
                 f'slots={{{name!r}: "sequence"}} for (N, L, C), "conv" for (N, C, ...)'
             ) from None
         positions = [dim for dim in range(rank) if dim not in (layout.batch, layout.features)]
@@ -161,18 +174,14 @@ class _TracedHost:
         slot_shape = SlotShape(kind, shape[layout.features], rank - 2 if kind == "conv" else 0)
         return slot_shape, None if order == tuple(range(rank)) else order
 
-    def _layout_as_told(self, name: str, tensor: Tensor, kind: str) -> Layout:
+    def _stated_layout(self, name: str, tensor: Tensor, kind: str) -> Layout:
         if kind != "sequence":
             return Layout(0, 1)
         try:
             batch = self.layouts.batch(name, tensor)
-        except Unknown:
+        except UnknownLayoutError:
             batch = 0
         return Layout(batch if batch < 2 else 0, 2)
-
-
-class AmbiguousShapeError(ValueError):
-    """What a slot's dimensions mean has to be said."""
 
 
 def _container(output: Any) -> str:
@@ -184,26 +193,26 @@ def _container(output: Any) -> str:
 def _with_directions(
     model: nn.Module, sites: list[Site], topologies: Mapping[str, str], example_input: ExampleInput
 ) -> list[Site]:
-    """Sites with what was said or measured of the way they look; a sequence of which nothing tells looks back only.
+    """Sites with the stated or measured direction; a sequence whose direction cannot be measured counts as causal.
 
-    A convolution over time that never looks ahead is a sequence too: a seed's own convolutions would look ahead.
+    A one-dimensional convolution that is causal becomes a sequence: the convolutions of conv blueprints look ahead.
     """
-    told = {name: DIRECTIONS[kind] for name, kind in topologies.items() if kind in DIRECTIONS}
-    asked: dict[str, tuple[int, int]] = {}
+    stated = {name: DIRECTIONS[kind] for name, kind in topologies.items() if kind in DIRECTIONS}
+    unknown: dict[str, tuple[int, int]] = {}
     for site in sites:
         order = site.order or tuple(range(site.shape.rank))
-        if site.shape.topology == "sequence" and site.name not in told:
-            asked[site.name] = order[0], order[1]
+        if site.shape.topology == "sequence" and site.name not in stated:
+            unknown[site.name] = order[0], order[1]
         elif site.shape.dims == 1 and site.name not in topologies:
-            asked[site.name] = order[0], order[2]
-    found = directions(model, asked, example_input) if asked else {}
-    return [_directed(site, told.get(site.name), found.get(site.name, set())) for site in sites]
+            unknown[site.name] = order[0], order[2]
+    found = directions(model, unknown, example_input) if unknown else {}
+    return [_directed(site, stated.get(site.name), found.get(site.name, set())) for site in sites]
 
 
-def _directed(site: Site, causal: bool | None, looks: set[str]) -> Site:
+def _directed(site: Site, stated: bool | None, found: set[str]) -> Site:
     if site.shape.topology == "conv":
-        return _as_sequence(site) if looks == {"back"} else site
-    causal = "ahead" not in looks if causal is None else causal
+        return _as_sequence(site) if found == {"back"} else site
+    causal = "ahead" not in found if stated is None else stated
     return replace(site, shape=replace(site.shape, causal=causal))
 
 
@@ -216,11 +225,8 @@ def _as_sequence(site: Site) -> Site:
     return replace(site, shape=shape, example_shape=(samples, length, channels), order=order)
 
 
-# Slots that are found.
-
-
 def _choose(host: _TracedHost) -> list[str]:
-    """Blocks of the network that have weights and feed others: members of containers, and submodules around none."""
+    """For "auto": blocks with weights that feed others, which are members of containers or submodules without any."""
     chosen: list[str] = []
     unclear: list[str] = []
 
@@ -233,7 +239,7 @@ def _choose(host: _TracedHost) -> list[str]:
             if not is_member and (isinstance(child, _CONTAINERS) or _holds_blocks(host, name, child)):
                 visit(child, name + ".")
             elif not _has_features(host, name, child):
-                # A block that is the host's own output is a head; its parts are no blocks.
+                # A block whose output is the host's output is a head; its parts are not blocks.
                 if not is_member or isinstance(child, _CONTAINERS) or not _is_output(host, name):
                     visit(child, name + ".")
             else:
@@ -251,7 +257,7 @@ def _choose(host: _TracedHost) -> list[str]:
     if unclear:
         warn_user(
             f"slots that auto leaves out because their shape can be read in several ways: {', '.join(unclear)}; "
-            'to grow there, say what they are: slots={"name": "sequence"} for (N, L, C), "conv" for (N, C, ...)',
+            'to grow there, state their topology: slots={"name": "sequence"} for (N, L, C), "conv" for (N, C, ...)',
         )
     if not chosen:
         names = ", ".join(name for name in host.outputs if name)
@@ -260,7 +266,7 @@ def _choose(host: _TracedHost) -> list[str]:
 
 
 def _holds_blocks(host: _TracedHost, prefix: str, module: nn.Module) -> bool:
-    """Whether a list inside a submodule has members made of several layers, which are better places than the whole."""
+    """Whether a container inside a submodule has members of several layers, which are better slots than the whole."""
     for name, inner in module.named_modules():
         if isinstance(inner, _CONTAINERS):
             for member, child in inner.named_children():
@@ -271,7 +277,7 @@ def _holds_blocks(host: _TracedHost, prefix: str, module: nn.Module) -> bool:
 
 
 def _has_features(host: _TracedHost, name: str, module: nn.Module) -> bool:
-    """Whether a submodule has weights, runs once and gives a tensor that is not the host's own output."""
+    """Whether a submodule has weights, runs once and outputs a tensor that is not the host's own output."""
     outputs = host.outputs.get(name, [])
     tensor = first_tensor(outputs[0]) if len(outputs) == 1 else None
     tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
@@ -286,7 +292,7 @@ def _is_output(host: _TracedHost, name: str) -> bool:
 
 
 def check_activation(site: Site, h: Tensor) -> None:
-    """Raise if an activation no longer has the shape that was traced."""
+    """Raise if an activation does not have the shape that was traced."""
     shape = site.shape
     if h.dim() != shape.rank or h.shape[shape.feature_dim] != shape.features:
         raise ValueError(
@@ -296,7 +302,7 @@ def check_activation(site: Site, h: Tensor) -> None:
 
 
 def reference_tensor(model: nn.Module, site: Site) -> Tensor:
-    """A parameter that tells device and dtype of new seeds: the slot's own, else the model's first."""
+    """A parameter with the device and dtype of new seeds: the slot's own, else the model's first."""
     nearby = next((p for p in model.get_submodule(site.name).parameters() if p.is_floating_point()), None)
     fallback = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return fallback if nearby is None else nearby

@@ -1,19 +1,21 @@
-"""Which seed grows where, inside a state dict: the host's names stay its own, and loading rebuilds seeds first.
+"""The state dict of a GrowableModel: the host's own names, the seeds, and a record from which loading rebuilds them.
 
-A grown model's state dict holds the host's tensors under their own names, the seeds' under `seeds.<slot>.`, and
-under `growth` a JSON text as bytes that says which slot holds what. All values are tensors. As long as nothing has
-grown the keys are the host's alone, and the same text stands in the state dict's metadata, where torch keeps version
-numbers; `copy.deepcopy`, `torch.save` and `torch.load` preserve it.
+    features.0.weight          a tensor of the host, under its own name
+    seeds.features/0.branch.*  tensors of the seed in slot "features.0"
+    growth                     the growth record: which slot holds what, as the bytes of a JSON text
 
-Loading makes the model hold what the state dict says, older topologies included:
+As long as nothing has grown the keys are the host's alone, and the record is in the state dict's metadata, where torch
+keeps version numbers; `copy.deepcopy`, `torch.save` and `torch.load` preserve it.
 
-| the state dict                              | `strict=True`                           | `strict=False`     |
-|---------------------------------------------|-----------------------------------------|--------------------|
-| says what grows                             | seeds are added, changed and removed    | likewise           |
-| says nothing (a host's own, or a plain copy | a model without seeds; if some are      | the seeds are kept |
-| of an ungrown model's)                      | removed by that, a warning names them   |                    |
+Loading makes the model hold the seeds of the record, whatever it held before:
 
-A GrowableModel inside another module cannot see `strict`: there a state dict that says nothing keeps the seeds, and
+| the state dict                           | `strict=True`                               | `strict=False`     |
+|------------------------------------------|---------------------------------------------|--------------------|
+| has a record                             | seeds are added, changed and removed        | likewise           |
+| has none (a host's own, or a plain copy  | all seeds are removed; if there were any, a | the seeds are kept |
+| of an ungrown model's)                   | warning names them                          |                    |
+
+A GrowableModel inside another module cannot see `strict`: there a state dict without a record keeps the seeds, and
 torch reports their tensors as missing.
 """
 
@@ -39,78 +41,75 @@ if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
 
 GROWTH_KEY = "growth"
-VERSION = 1
+VERSION = 2
 _HOST = "host."
 _SEEDS = "seeds."
 
 
 def seed_key(slot: str) -> str:
-    """A slot's name as a key of a ModuleDict, which allows no dots."""
+    """A slot's name as a key of a ModuleDict, which allows no dots and no names of its own methods."""
     key = slot.replace(".", "/")
     return key + "/" if hasattr(nn.ModuleDict, key) else key
 
 
+# Hooks of torch.
+
+
 def publish_names(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """State-dict hook: give the host's tensors their own names and add the growth record."""
+    """State-dict post-hook: give the host's tensors their own names and add the growth record."""
     _rename(state_dict, {key: prefix + key.removeprefix(prefix + _HOST) for key in _under(state_dict, prefix + _HOST)})
     if _has_grown(model):
         state_dict[prefix + GROWTH_KEY] = growth_record(model)
     else:
-        local_metadata[GROWTH_KEY] = json.dumps(_describe(model), allow_nan=False)
-
-
-def growth_record(model: GrowableModel) -> Tensor:
-    """Which slot holds what, as the bytes of a JSON text."""
-    return _as_tensor(_describe(model))
-
-
-def prepare(model: GrowableModel, state_dict: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
-    """What `load_state_dict` is to load, checked before anything changes.
-
-    Torch's hooks are not told whether a load is strict, so this is decided before they run.
-    """
-    metadata = {name: dict(entry) for name, entry in (getattr(state_dict, "_metadata", None) or {}).items()}
-    prepared = OrderedDict(state_dict)
-    if metadata:  # a copy: torch notes `assign` in it
-        prepared._metadata = metadata  # pyright: ignore[reportAttributeAccessIssue]
-    if not strict:
-        return prepared
-    says_nothing = GROWTH_KEY not in prepared and GROWTH_KEY not in metadata.get("", {})
-    if says_nothing and _has_grown(model):
-        prepared[GROWTH_KEY] = _as_tensor(_dormant(model))
-    expected = _expected_tensors(model, _plan(model, prepared, metadata.get("", {}))[1])
-    _check_names(expected, prepared)
-    _check_shapes(expected, prepared)
-    removed = [slot for slot in model.slot_names if model.seed(slot) is not None]
-    if says_nothing and removed:
-        warnings.warn(
-            f"the state dict says nothing of growth, so the seeds in slots {', '.join(removed)} are removed; "
-            "to load host weights and keep the seeds, use strict=False",
-            stacklevel=3,
-        )
-    return prepared
+        local_metadata[GROWTH_KEY] = json.dumps(_record(model), allow_nan=False)
 
 
 def restore(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *_: Any) -> None:
-    """Load hook: check, then rebuild the seeds; torch then copies the weights. A refusal changes nothing."""
+    """Load pre-hook: check, then rebuild the seeds; torch then copies the weights. A refused load changes nothing."""
     public = {key.removeprefix(prefix): key for key in _under(state_dict, prefix)}
     tensors = {name: state_dict[key] for name, key in public.items()}
-    record, seeds = _plan(model, tensors, local_metadata)
+    record, seeds = _read(model, tensors, local_metadata)
     _check_shapes(_expected_tensors(model, seeds), tensors)
     if GROWTH_KEY in public:
         del state_dict[public.pop(GROWTH_KEY)]
     own = {key: prefix + _HOST + name for name, key in public.items() if not name.startswith(_SEEDS)}
     _rename(state_dict, own)
     if record is not None:
-        _commit(model, record, seeds)
-    model._loaded_under = prefix
+        model.set_seeds(seeds, _slot_state(model, record), int(record["germinations"]))
+    model.loaded_prefix = prefix
 
 
 def publish_incompatible(model: GrowableModel, incompatible: Any) -> None:
-    """Load hook, called last: name what is missing or unexpected as the state dict does."""
-    inner = model._loaded_under + _HOST
+    """Load post-hook: report missing and unexpected keys under the host's own names."""
+    inner = model.loaded_prefix + _HOST
     for keys in (incompatible.missing_keys, incompatible.unexpected_keys):
-        keys[:] = [model._loaded_under + key.removeprefix(inner) if key.startswith(inner) else key for key in keys]
+        keys[:] = [model.loaded_prefix + key.removeprefix(inner) if key.startswith(inner) else key for key in keys]
+
+
+def prepare(model: GrowableModel, state_dict: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
+    """What `load_state_dict` passes on to torch, checked before anything changes.
+
+    Torch's hooks do not get `strict`, so what depends on it is done here, before they run.
+    """
+    metadata = {name: dict(entry) for name, entry in (getattr(state_dict, "_metadata", None) or {}).items()}
+    prepared = OrderedDict(state_dict)
+    if metadata:  # a copy, because torch writes `assign` into it
+        prepared._metadata = metadata  # pyright: ignore[reportAttributeAccessIssue]
+    if not strict:
+        return prepared
+    has_record = GROWTH_KEY in prepared or GROWTH_KEY in metadata.get("", {})
+    if not has_record and _has_grown(model):
+        prepared[GROWTH_KEY] = _as_tensor(_dormant_record(model))
+    expected = _expected_tensors(model, _read(model, prepared, metadata.get("", {}))[1])
+    _check_names(expected, prepared)
+    _check_shapes(expected, prepared)
+    if not has_record and model.grown_slots:
+        warnings.warn(
+            f"the state dict has no growth record, so the seeds in slots {', '.join(model.grown_slots)} are removed; "
+            "to load host weights and keep the seeds, use strict=False",
+            stacklevel=3,
+        )
+    return prepared
 
 
 def _has_grown(model: GrowableModel) -> bool:
@@ -122,54 +121,73 @@ def _under(state_dict: dict[str, Any], prefix: str) -> list[str]:
 
 
 def _rename(state_dict: dict[str, Any], names: dict[str, str]) -> None:
-    # All are taken out before any is put back: an old name may be another's new one.
+    # All are removed before any is added: an old name may be another's new one.
     values = {new: state_dict.pop(old) for old, new in names.items()}
     state_dict.update(values)
 
 
-def _describe(model: GrowableModel) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "incubation": model.lifecycle.incubation,
-        "slots": _slot_table(model),
-        "blueprints": list(model.blueprint_names),
-        "germinations": model.germinations,
-        "life": model.slot_state.state_dict(),
-    }
+# The growth record.
 
 
-def _dormant(model: GrowableModel) -> dict[str, Any]:
-    """The record of this model before any growth."""
-    return _describe(model) | {"germinations": 0, "life": SlotState.dormant(1, len(model.sites)).state_dict()}
+def growth_record(model: GrowableModel) -> Tensor:
+    """The growth record of a model, as the bytes of a JSON text."""
+    return _as_tensor(_record(model))
 
 
 def _as_tensor(record: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(record, allow_nan=False).encode()), dtype=torch.uint8)
 
 
+def _record(model: GrowableModel) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "incubation": model.lifecycle.incubation,
+        "slots": _slot_table(model),
+        "blueprints": list(model.blueprint_names),
+        "germinations": model.germinations,
+        "slot_state": model.slot_state.state_dict(),
+    }
+
+
+def _dormant_record(model: GrowableModel) -> dict[str, Any]:
+    """The record of this model before any growth."""
+    return _record(model) | {"germinations": 0, "slot_state": SlotState.dormant(1, len(model.sites)).state_dict()}
+
+
 def _slot_table(model: GrowableModel) -> list[list]:
     return [[s.name, s.shape.kind, s.shape.features, s.shape.dims] for s in model.sites]
 
 
-def _plan(
+def _upgrade(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in the present format: version 1 had the slot state under "life"."""
+    if record["version"] != 1:
+        return record
+    rest = {name: value for name, value in record.items() if name != "life"}
+    return rest | {"version": VERSION, "slot_state": record["life"]}
+
+
+def _read(
     model: GrowableModel, tensors: Mapping[str, Any], metadata: Mapping[str, Any]
-) -> tuple[dict[str, Any] | None, dict[str, Seed | None]]:
-    """The growth record, None where there is none, and the seeds that the model is then to hold."""
+) -> tuple[dict[str, Any] | None, dict[str, Seed]]:
+    """The growth record, or None, and the seeds that the model will hold."""
     if GROWTH_KEY in tensors:
         record = _read_record(model, tensors[GROWTH_KEY])
     elif GROWTH_KEY in metadata:
-        record = _read_dormant(model, metadata[GROWTH_KEY])
+        # The record of a model that never grew: for other slots than these it holds nothing of interest.
+        record = _upgrade(json.loads(metadata[GROWTH_KEY]))
+        if record["version"] != VERSION or record["slots"] != _slot_table(model):
+            record = _dormant_record(model)
     else:
-        return None, {site.name: model.seed(site.name) for site in model.sites}
-    return record, _planned_seeds(model, record)
+        return None, {slot: seed for slot in model.slot_names if (seed := model.seed(slot)) is not None}
+    return record, _seeds_of(model, record)
 
 
 def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
     try:
-        record = parse_json(bytes(value.cpu().numpy().tobytes()), "its text")
+        record = _upgrade(parse_json(bytes(value.cpu().numpy().tobytes()), "its text"))
         found = record["version"]
         if found == VERSION:
-            _check_life(record)
+            _check_record(record)
     except (AttributeError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
     if found != VERSION:
@@ -182,52 +200,48 @@ def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
     return record
 
 
-def _check_life(record: dict[str, Any]) -> None:
-    """Raise one of several errors unless the slots make sense; what can be read can be committed."""
-    slot_state = SlotState.from_state_dict(record["life"])
-    if any(values.shape != (1, len(record["slots"])) for values in vars(slot_state).values()):
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise one of several errors unless every value that is used later is there and valid."""
+    state = SlotState.from_state_dict(record["slot_state"])
+    if any(values.shape != (1, len(record["slots"])) for values in vars(state).values()):
         raise ValueError("not one value per slot")
-    _ = [Stage(stage) for stage in slot_state.stage[0]], [STYLES[style] for style in slot_state.style[0]]
-    _ = (
-        [record["blueprints"][index] for index in slot_state.blueprint[0]],
-        int(record["germinations"]),
-        record["incubation"],
-    )
+    _ = [Stage(stage) for stage in state.stage[0]], [STYLES[style] for style in state.style[0]]
+    _ = [record["blueprints"][index] for index in state.blueprint[0]], int(record["germinations"]), record["incubation"]
 
 
-def _read_dormant(model: GrowableModel, text: str) -> dict[str, Any]:
-    """The record of a model that never grew: it fits any slots, and those it knows keep their age."""
-    record = json.loads(text)
-    same = all(record.get(name) == value for name, value in (("version", VERSION), ("slots", _slot_table(model))))
-    return record if same else _dormant(model)
+def _slot_state(model: GrowableModel, record: dict[str, Any]) -> SlotState:
+    """The recorded state with indices into this model's blueprint names, whose order may differ."""
+    state, names = SlotState.from_state_dict(record["slot_state"]), model.blueprint_names
+    here = [names.index(name) if name in names else -1 for name in record["blueprints"]]
+    state.blueprint[state.occupied] = [here[index] for index in state.blueprint[state.occupied]]
+    return state
 
 
-def _planned_seeds(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed | None]:
-    """The seeds that the record asks for; one that is there already is kept, so that optimizers still know it."""
-    slot_state = SlotState.from_state_dict(record["life"])
-    planned: dict[str, Seed | None] = {}
-    for index, site in enumerate(model.sites):
-        planned[site.name] = None
-        if slot_state.occupied[0, index]:
-            blueprint = record["blueprints"][slot_state.blueprint[0, index]]
-            if blueprint not in model.blueprint_names:
-                raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; register it before loading")
-            operator = STYLES[slot_state.style[0, index]].operator
-            present = model.seed(site.name)
-            same = present is not None and (present.blueprint, present.operator) == (blueprint, operator)
-            seed = present if same else model._build_seed(site, model.blueprint_names.index(blueprint))
-            assert seed is not None
-            if not same:
-                seed.set_operator(operator)
-            planned[site.name] = seed
-    return planned
+def _seeds_of(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed]:
+    """The seeds of the record; one that is there already is kept, so that optimizers still know it."""
+    state, seeds = SlotState.from_state_dict(record["slot_state"]), {}
+    for index, slot in enumerate(model.slot_names):
+        if not state.occupied[0, index]:
+            continue
+        blueprint = record["blueprints"][state.blueprint[0, index]]
+        if blueprint not in model.blueprint_names:
+            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; register it before loading")
+        operator = STYLES[state.style[0, index]].operator
+        seed = model.seed(slot)
+        if seed is None or (seed.blueprint, seed.operator) != (blueprint, operator):
+            seed = model.build_seed(index, model.blueprint_names.index(blueprint))
+            seed.set_operator(operator)
+        seeds[slot] = seed
+    return seeds
 
 
-def _expected_tensors(model: GrowableModel, seeds: dict[str, Seed | None]) -> dict[str, Any]:
+# Checks.
+
+
+def _expected_tensors(model: GrowableModel, seeds: Mapping[str, Seed]) -> dict[str, Any]:
     tensors = {key.removeprefix(_HOST): value for key, value in model.host.state_dict(prefix=_HOST).items()}
     for slot, seed in seeds.items():
-        if seed is not None:
-            tensors |= {f"{_SEEDS}{seed_key(slot)}.{name}": value for name, value in seed.state_dict().items()}
+        tensors |= {f"{_SEEDS}{seed_key(slot)}.{name}": value for name, value in seed.state_dict().items()}
     return tensors
 
 
@@ -256,18 +270,3 @@ def _refuse(problems: list[str]) -> None:
 
 def _first(names: Iterable[str], most: int = 5) -> list[str]:
     return sorted(names)[:most]
-
-
-def _commit(model: GrowableModel, record: dict[str, Any], seeds: dict[str, Seed | None]) -> None:
-    for site in model.sites:
-        present, wanted = model.seed(site.name), seeds[site.name]
-        if present is not None and present is not wanted:
-            model._detach(site)
-        if wanted is not None and present is not wanted:
-            model._attach(site, wanted)
-    model.slot_state = SlotState.from_state_dict(record["life"])
-    here = [model.blueprint_names.index(name) if name in model.blueprint_names else -1 for name in record["blueprints"]]
-    occupied = model.slot_state.occupied
-    model.slot_state.blueprint[occupied] = [here[index] for index in model.slot_state.blueprint[occupied]]
-    model.germinations = int(record["germinations"])
-    model._follow_life()

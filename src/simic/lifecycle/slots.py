@@ -269,7 +269,7 @@ def remove(slots: SlotState, at: At) -> None:
     slots.stage[at] = Stage.PRUNED
 
 
-def plant_fossil(slots: SlotState, at: At, alpha: float = 1.0) -> None:
+def plant_fossil(slots: SlotState, at: At | tuple[int, int], alpha: float = 1.0) -> None:
     """Turn newly germinated seeds `at` into fossils with this alpha: a grown architecture from the start."""
     slots.stage[at] = Stage.FOSSILIZED
     slots.alpha[at] = slots.alpha_target[at] = alpha

@@ -1,4 +1,4 @@
-"""What a GrowthScheduler is given, checked at once: each mistake in one line that says what to do."""
+"""Checks of the arguments of GrowthScheduler; every error names the remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from simic.control.baselines import check_controller
 from simic.control.governor import GovernorConfig
 from simic.growth.model import GrowableModel
-from simic.scheduler.validation import FIGURES_RETURNED
+from simic.scheduler.validation import METRICS_RETURNED
 
-# Known by name: importing them is slow, and not every build of torch has them.
+# By name, because importing these classes is slow and not every build of torch has them.
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
 
 
@@ -24,24 +24,22 @@ def check_parts(model: Any, optimizer: Any) -> None:
     if isinstance(model, Optimizer) and isinstance(optimizer, nn.Module):
         raise TypeError("model and optimizer are swapped: write GrowthScheduler(model, optimizer, ...)")
     if not isinstance(model, GrowableModel):
-        if isinstance(model, nn.Module) and _wrapper_of(model) is not None:
-            _refuse(f"the model is wrapped in {_wrapper_of(model)}")
-        remedy = "wrap it first: GrowableModel(model, example_input=...)" if isinstance(model, nn.Module) else ""
-        remedy = remedy or "write GrowthScheduler(model, optimizer, ...)"
-        raise TypeError(f"model must be a GrowableModel, got {_told(model)}; {remedy}")
+        remedy = "write GrowthScheduler(model, optimizer, ...)"
+        if isinstance(model, nn.Module):
+            _refuse_wrapper(model, "the model is wrapped in")
+            remedy = "wrap it first: GrowableModel(model, example_input=...)"
+        raise TypeError(f"model must be a GrowableModel, got {_describe(model)}; {remedy}")
     if not isinstance(optimizer, Optimizer):
         inner = isinstance(getattr(optimizer, "optimizer", None), Optimizer)
         remedy = "pass the optimizer inside it" if inner else "build it from model.parameters()"
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {_told(optimizer)}; {remedy}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {_describe(optimizer)}; {remedy}")
 
 
 def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any) -> None:
-    """Raise unless these are a controller, an evaluation without arguments, a number of host epochs, a governor."""
+    """Raise unless these are a controller, a function without arguments, a number of host epochs and a governor."""
     check_controller(controller)
-    if evaluate is not None and not callable(evaluate):
-        raise TypeError(f"evaluate must be a function that returns {FIGURES_RETURNED}, got {evaluate!r}")
     if evaluate is not None:
-        _check_no_arguments(evaluate)
+        _check_evaluate(evaluate)
     if not isinstance(horizon, Integral) or horizon < 0:
         raise ValueError(f"horizon must be a number of host epochs, 0 if it is not known, got {horizon!r}")
     if not isinstance(governor, (bool, GovernorConfig)):
@@ -49,31 +47,32 @@ def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any) 
 
 
 def refuse_distributed(model: GrowableModel) -> None:
-    """Raise if several processes train together: each would grow, and train its seeds, on its own."""
+    """Raise if several processes train together: each rank would grow and train its seeds on its own."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         _refuse(f"this process belongs to a group of {distributed.get_world_size()}")
-    wrapper = _wrapper_of(model)
-    if wrapper is not None:
-        _refuse(f"a part of the model is wrapped in {wrapper}")
+    _refuse_wrapper(model, "a part of the model is wrapped in")
 
 
-def _refuse(why: str) -> None:
+def _refuse_wrapper(model: nn.Module, found_where: str) -> None:
+    bases = (base.__name__ for module in model.modules() for base in type(module).__mro__)
+    if wrapper := next((name for name in bases if name in _WRAPPERS), None):
+        _refuse(f"{found_where} {wrapper}")
+
+
+def _refuse(reason: str) -> None:
     raise ValueError(
-        f"GrowthScheduler works in a single process without DDP or FSDP, but {why}: seeds would drift apart between "
+        f"GrowthScheduler works in a single process without DDP or FSDP, but {reason}: seeds would drift apart between "
         "ranks; train on one device"
     )
 
 
-def _wrapper_of(model: nn.Module) -> str | None:
-    found = (base.__name__ for module in model.modules() for base in type(module).__mro__)
-    return next((name for name in found if name in _WRAPPERS), None)
-
-
-def _check_no_arguments(evaluate: Any) -> None:
+def _check_evaluate(evaluate: Any) -> None:
+    if not callable(evaluate):
+        raise TypeError(f"evaluate must be a function that returns {METRICS_RETURNED}, got {evaluate!r}")
     try:
         signature = inspect.signature(evaluate)
-    except (TypeError, ValueError):  # of something written in C
+    except (TypeError, ValueError):  # a function written in C
         return
     try:
         signature.bind()
@@ -85,5 +84,5 @@ def _check_no_arguments(evaluate: Any) -> None:
         ) from None
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,65 +1,67 @@
-"""How strong gradients are, measured before every optimizer step."""
+"""Gradient norms of seeds and host, measured before every optimizer step."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
 
 from simic.growth.model import GrowableModel
 from simic.lifecycle.stages import Stage
 
 HOST_NORM_EVERY = 8
-"""Optimizer steps between two looks at the host's gradient, which has many tensors."""
+"""Optimizer steps between two measurements of the host, which has many tensors."""
+_HOST = -1
 
 
 class GradientMeter:
-    """Mean gradient norm of every seed over the optimizer steps of a host epoch, without waiting for a device."""
+    """Mean gradient norms over the optimizer steps of a host epoch; sums stay on the device until they are read."""
 
     def __init__(self, model: GrowableModel) -> None:
         self._model = model
-        self._sums: dict[int, Tensor] = {}
-        self._counts: dict[int, int] = {}
-        self._steps = 0
-        self._host_sum: Tensor | float = 0.0
-        self._host_count = 0
+        self.clear()
 
-    def observe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def clear(self) -> None:
+        """Start a new host epoch."""
+        self._steps = 0
+        self._norms: dict[int, tuple[Tensor | float, int]] = {}  # sum and count, by slot index or _HOST
+
+    def observe(self) -> None:
         """Called before every optimizer step."""
         self._steps += 1
         if self._steps % HOST_NORM_EVERY == 1:
-            own = [parameter.grad for parameter in self._model.host.parameters() if parameter.grad is not None]
-            self._host_sum = self._host_sum + (torch.nn.utils.get_total_norm(own) if own else 0.0)
-            self._host_count += 1
+            self._add(_HOST, _gradients(self._model.host.parameters()))
         for index in np.flatnonzero(self._model.slot_state.occupied[0]).tolist():
             seed = self._model.seed(index)
-            gradients = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
-            if gradients:
-                norm = torch.nn.utils.get_total_norm(gradients)
-                self._sums[index] = self._sums.get(index, torch.zeros_like(norm)) + norm
-                self._counts[index] = self._counts.get(index, 0) + 1
+            if seed is not None and (gradients := _gradients(seed.parameters())):
+                self._add(index, gradients)
 
-    def report(self, model: GrowableModel) -> None:
-        """Write the means into the model's slots."""
-        for index in np.flatnonzero(model.slot_state.occupied[0]).tolist():
-            count = self._counts.get(index, 0)
-            in_training = model.slot_state.stage[0, index] == Stage.TRAINING
-            if in_training and self._steps and not count and model.lifecycle.incubation == "shadow":
+    def report(self) -> None:
+        """Write the seeds' means into the model's slot state."""
+        state = self._model.slot_state
+        for index in np.flatnonzero(state.occupied[0]).tolist():
+            needs_gradient = state.stage[0, index] == Stage.TRAINING and self._model.lifecycle.incubation == "shadow"
+            if needs_gradient and self._steps and index not in self._norms:
                 raise RuntimeError(
-                    f"the seed in slot {model.slot_names[index]!r} received no gradient: with shadow incubation "
+                    f"the seed in slot {self._model.slot_names[index]!r} received no gradient: with shadow incubation "
                     "compute the loss as loss = scheduler.loss(lambda: criterion(model(x), y))"
                 )
-            model.slot_state.gradient_norm[0, index] = float(self._sums[index]) / count if count else math.nan
+            state.gradient_norm[0, index] = self._mean(index)
 
     def host_norm(self) -> float:
         """Mean gradient norm of the host without its seeds; NaN before the first step."""
-        return float(self._host_sum) / self._host_count if self._host_count else math.nan
+        return self._mean(_HOST)
 
-    def clear(self) -> None:
-        """Start afresh."""
-        self._sums, self._counts, self._steps = {}, {}, 0
-        self._host_sum, self._host_count = 0.0, 0
+    def _add(self, key: int, gradients: list[Tensor]) -> None:
+        total, count = self._norms.get(key, (0.0, 0))
+        self._norms[key] = total + (nn.utils.get_total_norm(gradients) if gradients else 0.0), count + 1
+
+    def _mean(self, key: int) -> float:
+        total, count = self._norms.get(key, (math.nan, 1))
+        return float(total) / count
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""A growing model, its optimizer, its learning-rate schedulers and its growth as one safetensors file."""
+"""Model, optimizer, learning-rate schedulers and GrowthScheduler in one safetensors file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def save_growth(
     lr_schedulers: Sequence[LRScheduler],
     growth: dict[str, Any],
 ) -> None:
-    """Write everything that a run consists of."""
-    _check_alone(model, optimizer)
+    """Write the whole state of a training; `growth` is the GrowthScheduler's own state."""
+    _check_complete(model, optimizer)
     tree = {
         "kind": "growth",
         "model": {GROWTH_KEY: growth_record(model), **model.state_dict()},
@@ -36,7 +36,7 @@ def save_growth(
 
 
 def read_growth(path: str | Path, optimizer: Optimizer, lr_schedulers: Sequence[LRScheduler]) -> dict[str, Any]:
-    """What `save_growth` wrote, of an optimizer and learning-rate schedulers of the same kinds as these."""
+    """Read what `save_growth` wrote; classes and group sizes must be those of the objects given."""
     tree = load_bundle(path)
     if not isinstance(tree, dict) or tree.get("kind") != "growth":
         raise ValueError(f"{path} does not hold a growing model")
@@ -65,7 +65,7 @@ def _class_name(scheduler: LRScheduler) -> str:
     return f"{type(scheduler).__name__}({members})" if members else type(scheduler).__name__
 
 
-def _check_alone(model: GrowableModel, optimizer: Optimizer) -> None:
+def _check_complete(model: GrowableModel, optimizer: Optimizer) -> None:
     known = set(model.parameters())
     others = [p for group in optimizer.param_groups for p in group["params"] if p not in known]
     if others:

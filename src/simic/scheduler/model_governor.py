@@ -1,4 +1,4 @@
-"""The governor of one model beside the user's own optimizer: notices that it broke, and gives back what was good."""
+"""The governor of one model: detects that training broke it and restores its last good state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from simic.scheduler.model_snapshot import ModelSnapshot
 
 
 class ModelGovernor:
-    """Judges one model by the rule for N hosts, and keeps its last good state.
+    """Judges one model by the rules for N hosts, and keeps a snapshot of its last good state.
 
-    The loss of a random guess is not known here. What stands in is the validation loss at the first decision; where
-    only accuracies are given, the error rate counts as the loss. Collapse and divergence need a second witness, or
-    overfitting would pass for them: the training loss where `step` is given one, else the error rate. With a
-    validation loss alone only numbers that are not finite count.
+    Those rules compare losses with that of a random guess, which is not known here: the validation loss at the first
+    decision is used instead or, if only accuracies are given, the error rate. Collapse and divergence need two metrics
+    that agree, or overfitting would count as collapse: validation loss and training loss (if `step` gets one) or error
+    rate. With a validation loss alone only values that are not finite count.
     """
 
     def __init__(self, model: GrowableModel, optimizer: Optimizer, config: GovernorConfig | None = None) -> None:
@@ -30,103 +30,104 @@ class ModelGovernor:
         self._judge = Governor(1, config)
         self._snapshot = ModelSnapshot(model, optimizer)
         self._snapshot.save()
-        self._present_good = True  # nothing was trained since the snapshot
-        self._begun = False  # nothing was trained since construction or loading
-        self._fresh = True  # nothing was loaded either
+        self._snapshot_current = True  # nothing was trained since the snapshot
+        self._trained = False  # an optimizer step was made since construction or loading
+        self._loaded = False  # a state was loaded
         self._first: dict[str, float] = {}
-        """Each figure when it was first seen: what its later values are measured by."""
-        self._alpha = model.slot_state.alpha.copy()  # when figures were last judged
+        """The first value of each metric, the scale of its later values."""
+        self._alpha = model.slot_state.alpha.copy()  # when metrics were last judged
 
     @property
-    def settled(self) -> bool:
-        """Whether a good loss was ever seen."""
+    def has_reference(self) -> bool:
+        """Whether a finite loss was ever seen."""
         return bool(self._first)
 
     def before_optimizer_step(self) -> None:
-        """Before the first step take the snapshot again: weights or optimizer may have been loaded after this object.
+        """Before the first step, save again: weights or optimizer may have been loaded after construction.
 
-        Buffers have seen a batch by then, which may be a bad one, or one that a resumed run must not count.
+        Buffers have seen a batch by then. They are left out if it was a bad one, or if a run is resumed, whose buffers
+        must not contain a batch more.
         """
-        if not self._begun:
+        if not self._trained:
             buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
-            self._snapshot.save(buffers=self._fresh and _all_finite(buffers))
-        self._begun, self._present_good = True, False
+            self._snapshot.save(buffers=not self._loaded and _all_finite(buffers))
+        self._trained, self._snapshot_current = True, False
 
     def weights_finite(self) -> bool:
-        """Whether the host and its fossils are free of NaN and infinity. Live seeds may break without the host."""
+        """Whether host and fossils are free of NaN and infinity. A live seed that breaks can simply be removed."""
         seeds = [self._model.seed(index) for index in np.flatnonzero(self._model.slot_state.live[0]).tolist()]
         live = {parameter for seed in seeds if seed is not None for parameter in seed.parameters()}
         return _all_finite([parameter for parameter in self._model.parameters() if parameter not in live])
 
-    def judge(self, figures: Mapping[str, float]) -> Verdict:
-        """What to think of "val_loss", "val_accuracy" and "train_loss", as far as they are given."""
+    def judge(self, metrics: Mapping[str, float]) -> Verdict:
+        """Judge the model by "val_loss", "val_accuracy" and "train_loss", as far as they are given."""
         if (self._model.slot_state.alpha < self._alpha).any():
-            # A seed that leaves may take much of the host's skill with it, on purpose.
+            # A seed that is blended out may make the model much worse, on purpose.
             self._judge.reset(np.array([0]))
         self._alpha = self._model.slot_state.alpha.copy()
-        if not math.isfinite(figures.get("val_loss", 0.0)):
+        if not math.isfinite(metrics.get("val_loss", 0.0)):
             return Verdict.NOT_FINITE
-        pair = self._witnesses(figures)
+        pair = self._relative_losses(metrics)
         if pair is None:
             return Verdict.OK
         return Verdict(int(self._judge.judge(np.array(pair[:1]), np.array(pair[1:]), np.ones(1))[0]))
 
-    def keep(self) -> None:
-        """A decision ended: take its state as the last good one, unless the host is under suspicion."""
+    def save_good_state(self) -> None:
+        """After a decision: take the present state as the last good one, unless the model is under suspicion."""
         if self._judge.trusted[0]:
             self._snapshot.save()
-            self._begun = self._present_good = True
+            self._trained = self._snapshot_current = True
 
     def restore(self) -> None:
-        """Take live seeds out, give back the last good state, and judge from then on as if nothing had been seen."""
+        """Remove live seeds, restore the last good state, and forget the history of metrics."""
         self._model.remove_live_seeds()
         self._snapshot.restore()
         self._judge.reset(np.array([0]))
-        self._alpha, self._present_good = self._model.slot_state.alpha.copy(), True
+        self._alpha, self._snapshot_current = self._model.slot_state.alpha.copy(), True
 
-    def memory(self) -> dict[str, Any]:
-        """What is remembered of figures, as JSON values; the last good state is not part of it."""
+    def history(self) -> dict[str, Any]:
+        """The history of metrics as JSON values, without the last good state."""
         return {
             "judge": {name: values.tolist() for name, values in self._judge.state_dict().items()},
             "first": dict(self._first),
             "alpha": self._alpha.tolist(),
         }
 
-    def set_memory(self, memory: dict[str, Any]) -> None:
-        """Remember what `memory` said."""
-        self._judge.load_state_dict({name: np.array(values) for name, values in memory["judge"].items()})
-        self._first = dict(memory["first"])
-        self._alpha = np.array(memory["alpha"])
+    def set_history(self, history: dict[str, Any]) -> None:
+        """Set what `history` returned."""
+        self._judge.load_state_dict({name: np.array(values) for name, values in history["judge"].items()})
+        self._first = dict(history["first"])
+        self._alpha = np.array(history["alpha"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory, and the last good state if it is another than the present one."""
-        return self.memory() | {"snapshot": None if self._present_good else self._snapshot.state_dict()}
+        """The history, and the last good state if it differs from the present one."""
+        return self.history() | {"snapshot": None if self._snapshot_current else self._snapshot.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from `state_dict`; None stands for a run without a governor: what is here now is good."""
+        """Continue from `state_dict`; None, from a run without a governor, takes the present state as good."""
         saved = state["snapshot"] if state is not None else None
         if saved is None:
             self._snapshot.save()
         else:
             self._snapshot.load_state_dict(saved)
         if state is not None:
-            self.set_memory(state)
-        self._present_good, self._begun, self._fresh = saved is None, saved is not None, False
+            self.set_history(state)
+        self._snapshot_current, self._trained, self._loaded = saved is None, saved is not None, True
 
-    def _witnesses(self, figures: Mapping[str, float]) -> tuple[float, float] | None:
-        """Two figures that must both look broken, as multiples of the first ones seen; None if there are none."""
+    def _relative_losses(self, metrics: Mapping[str, float]) -> tuple[float, float] | None:
+        """Two losses that must both look broken, relative to the first ones seen; None if they are not given."""
         given = {
-            name: figures[name] for name in ("val_loss", "train_loss") if math.isfinite(figures.get(name, math.nan))
+            name: metrics[name] for name in ("val_loss", "train_loss") if math.isfinite(metrics.get(name, math.nan))
         }
-        if "val_accuracy" in figures:
-            given["error"] = 1 - figures["val_accuracy"]
+        if "val_accuracy" in metrics:
+            given["error"] = 1 - metrics["val_accuracy"]
         for name, value in given.items():
             self._first.setdefault(name, value)
         main = "val_loss" if "val_loss" in given else "error"
         second = "train_loss" if "train_loss" in given else "error"
         if second not in given or min(self._first[main], self._first[second]) <= 0:
             return None
-        # Losses are measured by the first validation loss, as by the random guess of a task; an error rate by its own.
+        # Both losses are relative to the first validation loss; an error rate is relative to its own first value.
         scale = self._first[main if second == "train_loss" and main == "val_loss" else second]
         return given[main] / self._first[main], given[second] / scale
 
@@ -134,6 +135,6 @@ class ModelGovernor:
 def _all_finite(tensors: list[Tensor]) -> bool:
     if not tensors:
         return True
-    with torch.no_grad():  # the largest magnitudes: sums of squares would overflow in half precision
+    with torch.no_grad():  # maximum norms, because sums of squares would overflow in half precision
         largest = torch._foreach_norm(tensors, math.inf)  # pyright: ignore[reportPrivateImportUsage]
         return bool(torch.stack([value.to(largest[0].device, torch.float32) for value in largest]).isfinite().all())

@@ -1,14 +1,18 @@
-"""Keeps an optimizer, and the learning-rate schedulers on it, in step with the seeds of a model.
+"""Adds, updates and removes the parameter groups of seeds in an optimizer and its learning-rate schedulers.
 
-A seed's parameters stand in groups of their own behind the host's, one for each host group that they are trained like
-(see `seed_templates`), for instance:
+The parameters of a seed are in groups behind the host's, one for each host group that they are trained like (see
+`seed_templates`). With two host groups and seeds in slots "a" and "b":
 
-    param_groups   0 host, decayed   1 host, not decayed   2 slot "a" like 0   3 slot "a" like 1   4 slot "b" like 0
+    param_groups   0          1              2                   3                      4
+                   host,      host,          slot "a", weights   slot "a", biases       slot "b", weights
+                   decayed    not decayed    (follows 0)         and norms (follows 1)  (follows 0)
+    base_lrs       [0.1,      0.1,           0.1,                0.1,                   0.1]   (of each lr scheduler)
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,30 +24,30 @@ from simic.growth.model import GrowableModel
 from simic.scheduler.seed_templates import templates_for
 
 SLOT_KEY = "simic_slot"
-"""Marks a group of a seed's parameters, with the name of its slot."""
+"""Marks a group of a seed's parameters; the value is the name of its slot."""
 ORDER_KEY = "simic_order"
-"""A number that rises from one group of seeds to the next, so that models which share an optimizer can restore it."""
+"""A rising number of every seed's group, so that models which share an optimizer can restore the order of groups."""
 FOLLOWS_KEY = "simic_follows"
-"""The host group that a seed's group is trained like: its place among the groups without seeds."""
+"""Index of the host group that a seed's group is trained like, among the groups without seeds."""
 SEEN_KEY = "simic_seen"
-"""Settings of the host group and of the seed's when they were last compared, {name: [host's, seed's]}."""
+"""Settings of the host's and of the seed's group when they were last compared, {name: [host's, seed's]}."""
 
 _FOLLOWED = ("lr", "weight_decay", "momentum")
 
-# What torch's schedulers keep per group. Everything else they need stands in the group itself.
+# Attributes of torch's schedulers with one entry per group. Everything else they need is in the group itself.
 _LISTS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
 
 class ParameterGroups:
-    """The groups of a model's seeds: each starts as a copy of the host group that it is trained like, and follows it.
+    """The groups of a model's seeds: each starts with the settings of its host group, and follows their changes.
 
-    Groups of other models' seeds in the same optimizer are left alone.
+    Groups of other models' seeds in the same optimizer are not touched.
     """
 
     def __init__(self, model: GrowableModel, optimizer: Optimizer, lr_schedulers: Sequence[LRScheduler]) -> None:
         known = set(model.parameters())
         if isinstance(optimizer, (LBFGS, Muon)):
-            name = type(optimizer).__name__  # one takes a single group, the other matrices only
+            name = type(optimizer).__name__  # LBFGS takes a single group, Muon only matrices
             raise ValueError(f"{name} cannot train seeds, which come and go and have biases; use SGD or AdamW")
         if not any(parameter in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ValueError("the optimizer holds none of the model's parameters; build it from model.parameters()")
@@ -52,15 +56,15 @@ class ParameterGroups:
                 raise ValueError(f"the {type(scheduler).__name__} drives another optimizer than the one given")
         self.model, self.optimizer = model, optimizer
         self.lr_schedulers = tuple(lr_schedulers)
-        self._tended: set[nn.Parameter] = set()  # in the groups of this model's seeds, when they were last in step
+        self._managed: set[nn.Parameter] = set()  # parameters in the groups of this model's seeds at the last sync
         self.sync()
-        optimizer.register_load_state_dict_pre_hook(self._follow_saved)
+        optimizer.register_load_state_dict_pre_hook(self._before_load)
 
     def sync(self) -> None:
-        """Add groups of new seeds, update those whose gate came or went, remove those of seeds that are gone."""
+        """Add groups of new seeds, update those whose gate was added or removed, remove those of removed seeds."""
         for group in self._own():
             wanted = self._wanted(group[SLOT_KEY])
-            # A checkpoint may hold a group without this key: everything of its seed, trained like the weights.
+            # Older checkpoints have one group per seed without this key, trained like the weights.
             follows = group.setdefault(FOLLOWS_KEY, next(iter(wanted), 0))
             if follows in wanted:
                 self._set_parameters(group, wanted[follows])
@@ -72,13 +76,13 @@ class ParameterGroups:
                 if (slot, follows) not in present:
                     order = 1 + max((group.get(ORDER_KEY, 0) for group in self.optimizer.param_groups), default=0)
                     self._add(slot, names, follows, order)
-        self._remember()
+        self._managed = {parameter for group in self._own() for parameter in group["params"]}
 
     def follow(self, *, tensors: bool = False) -> None:
-        """Change a seed's settings as somebody changed its host group's, unless he changed the seed's himself.
+        """Apply changes of a host group's settings to the seeds' groups, unless these were changed themselves.
 
-        Learning-rate schedulers that are not torch's own set the groups that they saw at their construction, or all.
-        Settings that are tensors are compared on request only, since that waits for their device.
+        Learning-rate schedulers other than torch's may set only the groups that existed at their construction.
+        Settings that are tensors are compared only with `tensors`, because that synchronises with their device.
         """
         hosts = self._host_groups()
         for group in self._own():
@@ -89,17 +93,17 @@ class ParameterGroups:
                     seen[name] = _follow(name, host, group, seen.get(name))
 
     def seed_order(self) -> list[str]:
-        """Slots of the seeds' groups, as the optimizer has them."""
+        """Slots of the seeds' groups, in the optimizer's order."""
         return [group[SLOT_KEY] for group in self._own()]
 
     def seed_numbers(self) -> list[int]:
-        """Where these groups stand among all that seeds have in the optimizer."""
+        """ORDER_KEY of these groups."""
         return [group.get(ORDER_KEY, 0) for group in self._own()]
 
     def rebuild(self, slots: Sequence[str], numbers: Sequence[int]) -> None:
-        """Fresh groups for the seeds in this order, behind the host's, to load a saved optimizer into.
+        """Replace the seeds' groups by new ones in this order, to load a saved optimizer into.
 
-        A slot that is named once has everything in one group, as older checkpoints do; the next `sync` divides it.
+        A slot that occurs once gets one group, as in older checkpoints; the next `sync` splits it.
         """
         planned = {slot: list(self._wanted(slot).items()) for slot in slots}
         for slot, parts in planned.items():
@@ -115,13 +119,10 @@ class ParameterGroups:
         for slot, number in zip(slots, numbers, strict=True):
             follows, names = planned[slot].pop(0)
             self._add(slot, names, follows, number)
-        self._remember()
+        self._managed = {parameter for group in self._own() for parameter in group["params"]}
 
-    def _remember(self) -> None:
-        self._tended = {parameter for group in self._own() for parameter in group["params"]}
-
-    def _follow_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Before the optimizer loads: the groups of the seeds that the model holds now, in the saved order."""
+    def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Optimizer hook: bring the groups of the present seeds into the order of the state to be loaded."""
         self.sync()
         saved = [(group[SLOT_KEY], group.get(ORDER_KEY, 0)) for group in state["param_groups"] if SLOT_KEY in group]
         slots, present = [slot for slot, _ in saved], self.seed_order()
@@ -130,8 +131,8 @@ class ParameterGroups:
             self.rebuild(slots, [number for _, number in saved])
 
     def _own(self) -> list[dict[str, Any]]:
-        """Groups of this model's seeds, and of those it held when optimizer and model were last in step."""
-        known = self._tended | set(self.model.seeds.parameters())
+        """Groups of this model's seeds, and of those it held at the last sync."""
+        known = self._managed | set(self.model.seeds.parameters())
         groups = [group for group in self.optimizer.param_groups if SLOT_KEY in group]
         return [group for group in groups if not known.isdisjoint(group["params"])]
 
@@ -144,7 +145,7 @@ class ParameterGroups:
         return seed
 
     def _wanted(self, slot: str) -> dict[int, list[str]]:
-        """Names of the seed's parameters by the host group that each is trained like; nothing without a seed."""
+        """Names of the seed's parameters by host group (see `templates_for`); empty without a seed."""
         if self.model.seed(slot) is None:
             return {}
         groups = [group["params"] for group in self._host_groups()]
@@ -154,8 +155,10 @@ class ParameterGroups:
         groups = self.optimizer.param_groups
         seed = self._seed(slot)
         new = {seed.get_parameter(name) for name in names}
-        for group in groups:  # an optimizer built from a grown model's parameters() holds its seeds already
-            self._keep(group, [parameter not in new for parameter in group["params"]])
+        for group in groups:  # an optimizer built from a grown model's parameters() has its seeds in a host group
+            others = [parameter not in new for parameter in group["params"]]
+            for key in {"params", "param_names"} & group.keys():
+                group[key] = list(itertools.compress(group[key], others))
         template = self._host_groups()[follows]
         source = next(i for i, group in enumerate(groups) if group is template)
         kept = {k: copy.deepcopy(v) for k, v in template.items() if k not in ("params", "param_names")}
@@ -169,20 +172,15 @@ class ParameterGroups:
             values.insert(place, copy.copy(values[source]))
         groups.insert(place, added)
 
-    def _keep(self, group: dict[str, Any], wanted: list[bool]) -> None:
-        for key in ("params", "param_names"):
-            if key in group:
-                group[key] = [value for value, keep in zip(group[key], wanted, strict=True) if keep]
-
     def _set_parameters(self, group: dict[str, Any], names: list[str]) -> None:
         seed = self._seed(group[SLOT_KEY])
-        self._forget(group["params"], seed)
+        self._drop_state(group["params"], seed)
         group["params"] = [seed.get_parameter(name) for name in names]
         if "param_names" in group:
             group["param_names"] = [f"seeds.{group[SLOT_KEY]}.{name}" for name in names]
 
-    def _forget(self, parameters: Sequence[nn.Parameter], seed: nn.Module | None) -> None:
-        """Drop what the optimizer remembers of parameters that the seed does not have, or has no longer."""
+    def _drop_state(self, parameters: Sequence[nn.Parameter], seed: nn.Module | None) -> None:
+        """Delete the optimizer state of parameters that are not the seed's."""
         present = set() if seed is None else set(seed.parameters())
         for parameter in parameters:
             if parameter not in present:
@@ -191,13 +189,13 @@ class ParameterGroups:
     def _remove(self, group: dict[str, Any], *, forget: bool = False) -> None:
         groups = self.optimizer.param_groups
         index = next(i for i, other in enumerate(groups) if other is group)
-        self._forget(group["params"], None if forget else self.model.seed(group[SLOT_KEY]))
+        self._drop_state(group["params"], None if forget else self.model.seed(group[SLOT_KEY]))
         for values in self._per_group_lists(len(groups)):
             del values[index]
         del groups[index]
 
     def _per_group_lists(self, num_groups: int) -> list[list]:
-        """Every list with one entry per group; composite schedulers may share one, which counts once."""
+        """Every list of the schedulers with one entry per group; one that composite schedulers share is listed once."""
         lists: dict[int, list] = {}
         pending = list(self.lr_schedulers)
         while pending:
@@ -211,7 +209,7 @@ class ParameterGroups:
 
 
 def _follow(name: str, host: dict[str, Any], own: dict[str, Any], seen: list[float] | None) -> list[float]:
-    """Move a seed's setting in proportion to its host group's; the values of both to compare with next time."""
+    """Scale a seed's setting as its host group's changed; returns [host's, seed's] for the next comparison."""
     now, mine = float(host[name]), float(own[name])
     if seen is not None and now != seen[0] and mine == seen[1] and (seen[0] or not mine):
         mine = now * (mine / seen[0]) if seen[0] else now

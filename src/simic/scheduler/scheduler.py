@@ -29,8 +29,7 @@ from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.usage import StepUsage
-from simic.scheduler.validation import complete_figures, read_figures, read_number
-from simic.scheduler.validation import metric_of as _metric
+from simic.scheduler.validation import complete_metrics, contribution_metric, read_metrics, read_number
 
 VERSION = 2
 Evaluate = Callable[[], Mapping[str, float]]
@@ -49,7 +48,7 @@ class StageChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What one `step` saw and did."""
+    """What one `step` observed and did."""
 
     index: int
     val_loss: float
@@ -57,17 +56,17 @@ class Decision:
     action: Action
     changes: tuple[StageChange, ...]
     verdict: Verdict = Verdict.OK
-    """Anything else: the network broke, and the governor gave its last good state back instead of deciding."""
+    """If not OK, the network broke and the governor restored its last good state instead of deciding."""
 
 
 class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
 
-    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing).
-    With it, contributions are measured by switching seeds off; without it no seed can be fossilized. While it runs, the
-    modules that it calls are in evaluation mode. `horizon` is the number of host epochs planned, if that is known: some
-    controllers pace themselves by it. A `governor` gives a network that breaks its last good state back, see
-    `ModelGovernor`. Models may share an optimizer, each with its scheduler.
+    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing);
+    the modules it calls are in evaluation mode meanwhile. With it, contributions are measured by switching seeds off;
+    without it no seed can be fossilized. `horizon` is the planned number of host epochs, if known; some controllers
+    pace growth by it. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`. Several
+    models may share an optimizer, each with its own scheduler.
     """
 
     def __init__(
@@ -87,17 +86,14 @@ class GrowthScheduler:
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
         check_settings(controller, evaluate, horizon, governor)
+        self.model, self.optimizer, self.controller = model, optimizer, controller
         self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
+        self.evaluate, self.horizon = evaluate, horizon
         self._grows = not isinstance(controller, WaitController)
-        self._driven_from_outside = _driven(optimizer) and not self.lr_schedulers
-        self._warn_of_what_is_missing(evaluate)
-        self.model = model
-        self.optimizer = optimizer
-        self.controller = controller
+        self._has_unknown_lr_scheduler = _has_lr_scheduler(optimizer) and not self.lr_schedulers
+        self._warn_about_missing_arguments()
+        self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.decisions: list[Decision] = []
-        self._evaluate = None if evaluate is None else _calmly(evaluate, model)
-        self._groups = ParameterGroups(model, optimizer, self.lr_schedulers)
-        self.horizon = horizon
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
@@ -108,136 +104,136 @@ class GrowthScheduler:
         optimizer.register_step_pre_hook(self._before_optimizer_step)
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The loss of `closure`, computed so that seeds in training learn too; `shadow` incubation needs it."""
+        """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
         return self.model.loss(closure)
 
     def step(
         self, *, val_loss: float | None = None, val_accuracy: float | None = None, train_loss: float | None = None
     ) -> Decision:
-        """Call once per host epoch, after validation. Validation figures that are not given come from `evaluate`.
+        """Call once per host epoch, after validation. Without validation metrics, `evaluate` is called.
 
-        If nothing was trained since the call before, nothing is decided and no time passes.
+        If nothing was trained since the last call, nothing is decided and no time passes.
         """
         refuse_distributed(self.model)
-        self._check_schedulers()
-        self._groups.sync()  # somebody else may have changed the model since
+        self._check_lr_schedulers()
+        self.groups.sync()  # the model may have been changed in between
         self._usage.check(self._next_index, self.horizon)
         if self._usage.idle:
-            figures = complete_figures(self._figures(val_loss, val_accuracy))
-            return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **figures)
-        trained = math.nan if train_loss is None else read_number("train_loss", train_loss)
-        untouched, earlier = self.model.slot_state.copy(), self._history
-        memory = self._governor.memory() if self._governor else {}
+            metrics = complete_metrics(self._validate(val_loss, val_accuracy))
+            return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **metrics)
+        train_loss = math.nan if train_loss is None else read_number("train_loss", train_loss)
+        untouched, history = self.model.slot_state.copy(), self._history
+        governor_history = self._governor.history() if self._governor else {}
         try:
             broken = self._governor is not None and not self._governor.weights_finite()
-            numbers = {"val_loss": math.nan} if broken else self._figures(val_loss, val_accuracy)
-            verdict = self._judge(numbers | {"train_loss": trained}, broken=broken)
+            metrics = {"val_loss": math.nan} if broken else self._validate(val_loss, val_accuracy)
+            verdict = self._judge(metrics | {"train_loss": train_loss}, broken=broken)
             if verdict == Verdict.OK:
-                own = _metric(numbers) if val_loss is None and val_accuracy is None else None
-                row, before, figures = self._decide(complete_figures(numbers), trained, own)
+                # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
+                metric = contribution_metric(metrics) if val_loss is None and val_accuracy is None else None
+                metrics = complete_metrics(metrics)
+                row, before = self._decide(metrics | {"train_loss": train_loss}, metric)
             else:
+                metrics = {"val_loss": math.nan, "val_accuracy": math.nan} | metrics
                 row, before = np.zeros(len(HEADS), dtype=np.int64), untouched
-                figures = {"val_loss": math.nan, "val_accuracy": math.nan} | numbers
-        except Exception:  # a refused step leaves no trace and can be repeated
-            self.model.slot_state, self._history = untouched, earlier
+        except Exception:  # a failed step leaves no trace and can be repeated
+            self.model.slot_state, self._history = untouched, history
             if self._governor:
-                self._governor.set_memory(memory)
+                self._governor.set_history(governor_history)
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        decision = self._finish(row, before, figures, verdict)
+        decision = self._finish(row, before, metrics, verdict)
         if verdict != Verdict.OK:
-            self._tell_of_rollback(decision)
+            self._report_rollback(decision)
         return decision
 
-    def _decide(
-        self, figures: dict[str, float], train_loss: float, metric: float | None
-    ) -> tuple[np.ndarray, SlotState, dict[str, float]]:
-        """Measure, ask the controller and act: its action, the slots before it, and the figures."""
-        self._gradients.report(self.model)
+    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[np.ndarray, SlotState]:
+        """Measure, ask the controller and act: the row of its action, and the slot state before it."""
+        self._gradients.report()
         self._measure_contributions(metric)
-        seen = figures | {"train_loss": train_loss}
-        seen["parameters"] = float(sum(parameter.numel() for parameter in self.model.parameters()))
-        self._history = {name: [*self._history[name], seen[name]][-HISTORY:] for name in FIGURES}
+        observed = metrics | {"parameters": float(sum(parameter.numel() for parameter in self.model.parameters()))}
+        self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         before = self.model.slot_state.copy()
         row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
         self.model.execute(row)
-        return row, before, figures
+        return row, before
 
-    def _finish(self, row: np.ndarray, before: SlotState, figures: dict[str, float], verdict: Verdict) -> Decision:
-        """Let time pass, and record the decision."""
+    def _finish(self, row: np.ndarray, before: SlotState, metrics: dict[str, float], verdict: Verdict) -> Decision:
+        """Advance time by one decision, and record it."""
         self._gradients.clear()
         self.model.tick()
-        self._groups.sync()
-        self._groups.follow(tensors=True)
+        self.groups.sync()
+        self.groups.follow(tensors=True)
         if self._governor:
-            self._governor.keep()
+            self._governor.save_good_state()
         decision = Decision(
             index=self._next_index,
             action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
             changes=self._changes(before),
             verdict=verdict,
-            **figures,
+            **metrics,
         )
         self.decisions.append(decision)
         self._previous_action = row[None].copy()
         self._next_index += 1
-        self._usage.decided()
+        self._usage.optimizer_steps = 0
         return decision
 
-    def _judge(self, numbers: dict[str, float], *, broken: bool) -> Verdict:
+    def _judge(self, metrics: dict[str, float], *, broken: bool) -> Verdict:
         if self._governor is None:
             return Verdict.OK
         if broken:
             return Verdict.NOT_FINITE
-        if not math.isfinite(numbers.get("val_accuracy", 0.0)):
-            return Verdict.OK  # it says nothing about the weights, and is refused
-        verdict = self._governor.judge(numbers)
-        # Before any good loss was seen, a loss that is not finite may as well be the evaluation's fault.
-        return verdict if self._governor.settled else Verdict.OK
+        if not math.isfinite(metrics.get("val_accuracy", 0.0)):
+            return Verdict.OK  # not a fault of the weights; `complete_metrics` raises
+        verdict = self._governor.judge(metrics)
+        # A loss that was never finite may as well be a fault of the evaluation.
+        return verdict if self._governor.has_reference else Verdict.OK
 
-    def _tell_of_rollback(self, decision: Decision) -> None:
-        told = f"val_loss {decision.val_loss:.4g}, val_accuracy {decision.val_accuracy:.4g}"
-        if self._evaluate is not None and not all(map(math.isfinite, self._figures(None, None).values())):
+    def _report_rollback(self, decision: Decision) -> None:
+        values = f"val_loss {decision.val_loss:.4g}, val_accuracy {decision.val_accuracy:.4g}"
+        if self.evaluate is not None and not all(map(math.isfinite, self._validate(None, None).values())):
             raise ValueError(
-                f"the network was {decision.verdict} ({told}), and its last good weights, which are restored, are too: "
-                "the fault lies in the validation data or in evaluate"
+                f"the network was {decision.verdict} ({values}), and its last good weights, which are restored, are "
+                "too: the fault lies in the validation data or in evaluate"
             )
         pruned = ", ".join(change.slot for change in decision.changes)
         warnings.warn(
-            f"host epoch {decision.index + 1}: the network was {decision.verdict} ({told}); its last good weights and "
-            f"optimizer state are restored{f', the seeds in {pruned} pruned' if pruned else ''}; training goes on",
+            f"host epoch {decision.index + 1}: the network was {decision.verdict} ({values}); its last good weights "
+            f"and optimizer state are restored{f', the seeds in {pruned} pruned' if pruned else ''}; training goes on",
             stacklevel=3,
         )
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._groups.follow()
-        self._gradients.observe(optimizer, args, kwargs)
+        self.groups.follow()
+        self._gradients.observe()
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
 
-    def _warn_of_what_is_missing(self, evaluate: Evaluate | None) -> None:
-        if evaluate is None and self._grows:
+    def _warn_about_missing_arguments(self) -> None:
+        if self.evaluate is None and self._grows:
             warnings.warn(
                 "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=3
             )
-        if self._driven_from_outside and self._grows:
+        if self._has_unknown_lr_scheduler and self._grows:
             warnings.warn(
                 "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
                 "brings a parameter group of its own: pass it as lr_schedulers=[...]",
                 stacklevel=3,
             )
 
-    def _check_schedulers(self) -> None:
-        if self._grows and not self.lr_schedulers and not self._driven_from_outside and _driven(self.optimizer):
+    def _check_lr_schedulers(self) -> None:
+        known = self.lr_schedulers or self._has_unknown_lr_scheduler
+        if self._grows and not known and _has_lr_scheduler(self.optimizer):
             raise ValueError(
                 "a learning-rate scheduler was built after the GrowthScheduler, and would fail once a seed brings a "
                 "parameter group of its own: build it first and pass it as lr_schedulers=[...]"
             )
 
     def facts(self) -> Facts:
-        """What the controller sees now."""
+        """The controller's observation at present."""
         model = self.model
         history = {
             name: np.array([[math.nan] * (HISTORY - len(values)) + values]) for name, values in self._history.items()
@@ -259,14 +255,14 @@ class GrowthScheduler:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the scheduler itself remembers; model, optimizer and learning-rate schedulers have their own."""
+        """The scheduler's own state; model, optimizer and learning-rate schedulers have theirs."""
         return {
             "version": VERSION,
             "next_index": self._next_index,
             "previous_action": self._previous_action.tolist(),
             "history": {name: list(values) for name, values in self._history.items()},
-            "seed_groups": self._groups.seed_order(),
-            "seed_numbers": self._groups.seed_numbers(),
+            "seed_groups": self.groups.seed_order(),
+            "seed_numbers": self.groups.seed_numbers(),
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Remembering) else {},
             "optimizer_steps": self._usage.optimizer_steps,
@@ -274,17 +270,16 @@ class GrowthScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
+        """Continue from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         state = upgrade(state)
         self._check_state(state)
-        grown = [slot for slot in self.model.slot_names if self.model.seed(slot) is not None]
-        if set(grown) != set(state["seed_groups"]):
+        slots = state["seed_groups"]
+        if set(self.model.grown_slots) != set(slots):
             raise ValueError(
-                f"the saved scheduler trains seeds in slots {state['seed_groups']}, the model holds some in {grown}; "
+                f"the saved scheduler trains seeds in slots {slots}, the model holds some in {self.model.grown_slots}; "
                 "load the model first"
             )
-        slots = state["seed_groups"]
-        self._groups.rebuild(slots, state.get("seed_numbers", [0] * len(slots)))
+        self.groups.rebuild(slots, state.get("seed_numbers", [0] * len(slots)))
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
@@ -296,11 +291,11 @@ class GrowthScheduler:
 
     def save(self, path: str | Path) -> None:
         """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
-        self._groups.sync()
+        self.groups.sync()
         save_growth(path, self.model, self.optimizer, self.lr_schedulers, self.state_dict())
 
     def load(self, path: str | Path) -> None:
-        """Restore what `save` wrote: first the topology, then weights and optimizer. A refusal changes nothing."""
+        """Restore what `save` wrote: first the seeds, then weights and optimizer. A refused load changes nothing."""
         tree = read_growth(path, self.optimizer, self.lr_schedulers)
         self._check_state(upgrade(tree["growth"]))
         self.model.load_state_dict(tree["model"])
@@ -308,7 +303,7 @@ class GrowthScheduler:
         self.optimizer.load_state_dict(tree["optimizer"])
         for scheduler, state in zip(self.lr_schedulers, tree["lr_schedulers"], strict=True):
             scheduler.load_state_dict(state)
-        self._groups.sync()
+        self.groups.sync()
 
     def _check_state(self, state: dict[str, Any]) -> None:
         if state.get("version") != VERSION:
@@ -321,36 +316,39 @@ class GrowthScheduler:
                 f"{type(self.controller).__name__}; build it with the same controller"
             )
 
-    def _figures(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
-        """The validation figures that are known, given or evaluated; they may not be finite."""
-        if val_loss is None and val_accuracy is None:
-            if self._evaluate is None:
-                raise ValueError(
-                    "step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=..."
-                )
-            with preserve_state(self.model), evaluating(self.model):
-                return read_figures(self._evaluate())
-        return read_figures({"val_loss": val_loss, "val_accuracy": val_accuracy})
+    def _validate(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
+        """The validation metrics given or, without any, those of `evaluate`; they may not be finite."""
+        if val_loss is not None or val_accuracy is not None:
+            return read_metrics({"val_loss": val_loss, "val_accuracy": val_accuracy})
+        if self.evaluate is None:
+            raise ValueError("step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=...")
+        with preserve_state(self.model), evaluating(self.model):
+            return self._run_evaluate()
 
-    def _measure_contributions(self, now: float | None) -> None:
+    def _run_evaluate(self) -> dict[str, float]:
+        assert self.evaluate is not None
+        with evaluating_others(self.model):
+            return read_metrics(self.evaluate())
+
+    def _measure_contributions(self, metric: float | None) -> None:
         """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.
 
-        `now` is the metric of the network as it is, if it is known.
+        `metric` is that of the network as it is, if it is known.
         """
         slot_state = self.model.slot_state
         measured = to_measure(slot_state)
-        if self._evaluate is None or not measured.any():
+        if self.evaluate is None or not measured.any():
             return
         switched = np.full(measured.shape, math.nan)
         with preserve_state(self.model), evaluating(self.model):
-            now = _metric(self._evaluate()) if now is None else now
+            metric = contribution_metric(self._run_evaluate()) if metric is None else metric
             for index in np.flatnonzero(measured[0]):
                 slot = self.model.slot_names[index]
                 blended_in = slot_state.alpha[0, index] > 0
                 with self.model.switched_off(slot) if blended_in else self.model.switched_in(slot):
-                    switched[0, index] = _metric(self._evaluate())
+                    switched[0, index] = contribution_metric(self._run_evaluate())
                 self._usage.check_ablation(self.model, slot)
-        note_contributions(slot_state, measured, np.array([now]), switched)
+        note_contributions(slot_state, measured, np.array([metric]), switched)
 
     def _changes(self, before: SlotState) -> tuple[StageChange, ...]:
         after = self.model.slot_state
@@ -368,23 +366,13 @@ class GrowthScheduler:
 
 
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
-    """The saved state of a scheduler in today's format: version 1 knew one controller by another name."""
+    """A saved state in the present format: in version 1 one controller had another name."""
     if state.get("version") != 1:
         return state
     name = {"ScheduleController": "ScriptedController"}.get(state["controller"], state["controller"])
     return state | {"version": VERSION, "controller": name}
 
 
-def _calmly(evaluate: Evaluate, model: GrowableModel) -> Evaluate:
-    """The same evaluation, with modules outside the model in evaluation mode too."""
-
-    def run() -> Mapping[str, float]:
-        with evaluating_others(model):
-            return evaluate()
-
-    return run
-
-
-def _driven(optimizer: Optimizer) -> bool:
-    """Whether a learning-rate scheduler of torch was built on it; the mark is torch's own."""
+def _has_lr_scheduler(optimizer: Optimizer) -> bool:
+    """Whether one of torch's learning-rate schedulers was built on an optimizer; torch marks it so."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint, new_branch
 from simic.growth.isolation import preserve_state, preserved_rng
-from simic.growth.model import check_branch
+from simic.growth.seed import check_branch
 from simic.growth.slot_discovery import Site
 from simic.stacked.compare import TOLERANCE, Fault, Program, Unusable, compare, first_sentence, relative_difference
 from simic.stacked.layers import is_customized, run_segments, run_stacked

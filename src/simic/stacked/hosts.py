@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from simic.growth.blueprints import SlotShape, count_parameters, get_blueprint
+from simic.growth.blueprints import parameter_table
 from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -103,11 +103,7 @@ class StackedHosts:
 
     def blueprint_table(self) -> np.ndarray:
         """Number of parameters of every blueprint in every slot (S, blueprints); -1 where it does not fit."""
-
-        def size(name: str, shape: SlotShape) -> int:
-            return count_parameters(name, shape) if shape.topology in get_blueprint(name).topologies else -1
-
-        return np.array([[size(name, site.shape) for name in self.blueprint_names] for site in self.sites])
+        return parameter_table(self.blueprint_names, [site.shape for site in self.sites])
 
     # Change: between host epochs only.
 

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import Gate, blueprints_for, get_blueprint, new_branch
+from simic.growth.blueprints import blueprints_for
 from simic.growth.isolation import preserved_rng
+from simic.growth.seed import new_gate, new_seed
 from simic.growth.slot_discovery import find_sites
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -91,13 +92,10 @@ class Structure:
 
     def new_seed(self, slot: int, blueprint_index: int, entropy: tuple[int, ...]) -> nn.Module:
         """Build a seed's branch, initialized from `entropy`; raise if it does not fit or cannot run stacked."""
-        if not 0 <= blueprint_index < len(self.blueprint_names):
-            raise ValueError(f"a blueprint index must be below {len(self.blueprint_names)}, got {blueprint_index}")
-        name, site = self.blueprint_names[blueprint_index], self.sites[slot]
-        if site.shape.topology not in get_blueprint(name).topologies:
-            raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape})")
-        check_blueprint(name, site, self.reference)
-        return new_branch(name, site.shape, entropy).to(self.reference)
+        site = self.sites[slot]
+        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, self.reference, check=False)
+        check_blueprint(seed.blueprint, site, self.reference)
+        return seed.branch
 
     def add_seed(self, key: GroupKey, host: int, branch: nn.Module, weights: StackedParameters | None = None) -> None:
         """Put a seed into its group, with the parameters of `branch` or the given row; a gate is always new."""
@@ -105,8 +103,7 @@ class Structure:
         parts = {"branch": branch}
         matrices = {"branch": weights or StackedParameters.of_modules([branch], self.reference)}
         if operator == "gate":
-            with preserved_rng():
-                parts["gate"] = Gate(self.sites[slot].shape).to(self.reference)
+            parts["gate"] = new_gate(self.sites[slot].shape, self.reference)
             matrices["gate"] = StackedParameters.of_modules([parts["gate"]], self.reference)
         self._changed = True
         group = self.groups.get(key)

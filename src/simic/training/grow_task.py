@@ -17,8 +17,9 @@ from torch import nn
 
 from simic.control.baselines import Controller
 from simic.control.registry import make_controller
-from simic.growth.export import export_plain, heard_live_seeds, in_words
-from simic.growth.model import GrowableModel, SlotReport
+from simic.growth.export import export_plain
+from simic.growth.model import GrowableModel
+from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.storage.files import write_file
@@ -84,7 +85,7 @@ def grow_host(
     return Grown(
         model=model,
         plain=plain,
-        left_out=tuple(heard_live_seeds(model)),
+        left_out=tuple(blended_live_seeds(model)),
         decisions=scheduler.decisions,
         test_accuracy=evaluate(plain, task, "test")["accuracy"],
     )
@@ -130,7 +131,7 @@ def print_growing(
     console.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {after:,} parameters")
     if grown.left_out:
         console.print(
-            f"the exported network leaves out seeds that are not fossils: {in_words(grown.left_out)}; "
+            f"the exported network leaves out seeds that are not fossils: {describe_seeds(grown.left_out)}; "
             "more --host-epochs give them time",
             highlight=False,
             markup=False,
