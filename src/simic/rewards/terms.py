@@ -12,12 +12,10 @@ import numpy as np
 from simic.lifecycle.actions import Op
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
-from simic.rewards.transition import Transition, relative_loss
+from simic.rewards.score import MAX_DOUBLINGS as MAX_DOUBLINGS
+from simic.rewards.score import POINTS, doublings, relative_loss, score
+from simic.rewards.transition import Transition
 
-POINTS = 100.0
-"""Points of a perfect quality; also the most that all seeds of a host together may be credited with."""
-MAX_DOUBLINGS = 16.0
-"""Growth beyond 2**16 times the host costs no more rent."""
 MAX_RELATIVE_LOSS = 2.0
 """A loss above this multiple of the random-guess loss is as bad as any."""
 
@@ -64,21 +62,14 @@ INTERVENTION_COST: dict[Op, float] = {
 _COST = np.array([INTERVENTION_COST[op] for op in Op])
 
 
-def doublings(parameters: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """How often `base` must be doubled to reach `parameters`, in [0, MAX_DOUBLINGS]."""
-    # An empty network counts as one parameter.
-    ratio = np.log2(np.maximum(parameters, 1.0)) - np.log2(np.maximum(base, 1.0))
-    return np.clip(ratio, 0.0, MAX_DOUBLINGS)
-
-
 def score_before(facts: Transition, rent_weight: float) -> np.ndarray:
-    """The objective when the controller decided: points of quality minus rent."""
-    return POINTS * facts.quality_before - rent_weight * doublings(facts.parameters_before, facts.host_parameters)
+    """The score at the decision."""
+    return score(facts.quality_before, facts.parameters_before, facts.host_parameters, rent_weight)
 
 
 def score_after(facts: Transition, rent_weight: float) -> np.ndarray:
-    """The objective after the decision; at the final decision the true one, that of the exported network."""
-    return POINTS * facts.quality_after - rent_weight * doublings(facts.parameters_after, facts.host_parameters)
+    """The score after the decision; at the final decision that of the exported network."""
+    return score(facts.quality_after, facts.parameters_after, facts.host_parameters, rent_weight)
 
 
 def score_change(facts: Transition, rent_weight: float) -> np.ndarray:

@@ -133,12 +133,15 @@ class StackedHosts:
 
     # Change: between host epochs only.
 
-    def execute(self, actions: np.ndarray) -> None:
-        """Carry out one action per host (N, H). An illegal one raises and changes nothing."""
-        check_actions(self.slot_state, actions, self.lifecycle, [site.name for site in self.sites])
+    def execute(self, actions: np.ndarray, legal: np.ndarray | None = None) -> None:
+        """Carry out one action per host (N, H). An illegal one raises and changes nothing.
+
+        `legal` (N, ops, S), if known, saves computing the legal operations again.
+        """
+        check_actions(self.slot_state, actions, self.lifecycle, [site.name for site in self.sites], legal)
         planting = np.flatnonzero(actions[:, 0] == Op.GERMINATE)
         newborn = [(int(h), self._newborn(int(h), int(actions[h, 1]), int(actions[h, 2]))) for h in planting]
-        execute(self.slot_state, actions, self.lifecycle)
+        execute(self.slot_state, actions, self.lifecycle, checked=True)
         for host, branch in newborn:
             slot = int(actions[host, 1])
             self._add(host, slot, branch)
