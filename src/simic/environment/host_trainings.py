@@ -8,8 +8,10 @@ Shapes: N hosts, S slots, H heads of an action, K host epochs of history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from simic.control.legality import Masks
 from simic.environment.attribution import EpisodeAttribution, attribute_episodes
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.lifecycle.actions import HEADS, Column
-from simic.lifecycle.slots import SlotState, note_contributions, to_measure
+from simic.lifecycle.slots import note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
 from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
 from simic.rewards.score import RENT_WEIGHT, quality, score
@@ -114,8 +116,7 @@ class HostTrainings:
 
         `masks` are those of the current facts: with them legality is not computed again.
         """
-        slots_before, parameters_before = self.hosts.slot_state.copy(), self.parameters()
-        figures_before = {name: self._history[name][:, -1].copy() for name in ("val_loss", "val_accuracy")}
+        before = self.facts()
         self.hosts.execute(actions, None if masks is None else masks.slot)
         self.hosts.tick()
         train_loss = self._train()
@@ -124,7 +125,7 @@ class HostTrainings:
         measured = to_measure(self.hosts.slot_state)
         self._decision += 1
         # Removing a seed may cost quality on purpose, so the loss history from before says nothing about divergence.
-        self.governor.reset(np.flatnonzero((self.hosts.slot_state.alpha < slots_before.alpha).any(1)))
+        self.governor.reset(np.flatnonzero((self.hosts.slot_state.alpha < before.slots.alpha).any(1)))
         verdict = self._govern(val_loss, train_loss)
         broken = verdict != Verdict.OK
         # Contributions measured in a broken network do not hold for the restored one.
@@ -136,12 +137,11 @@ class HostTrainings:
             val_loss[ended], metric[ended] = exported_loss[ended], exported_metric[ended]
         self._append_history(np.arange(self.num_hosts), val_loss, metric, train_loss)
         self._previous_action = actions.copy()
-        paid = None
+        after, paid = self.facts(), None
         if self.reward is not None:
-            transition = self._transition(actions, slots_before, parameters_before, figures_before, final, broken)
-            paid = reward(transition, self.reward)
+            paid = reward(self._transition(actions, before, after, final, broken), self.reward)
             self._earned = earned_next(self._earned, paid, self.reward.gamma)
-        return Outcome(facts=self.facts(), reward=paid, ended=ended, verdict=verdict)
+        return Outcome(facts=after, reward=paid, ended=ended, verdict=verdict)
 
     def facts(self) -> Facts:
         """The current state of all hosts, as copies."""
@@ -209,23 +209,21 @@ class HostTrainings:
 
     def _validate_with_ablations(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Validation loss and metric (N,), and the metric with each measured seed switched on or off (N, S)."""
-        loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
-        switched = np.zeros(self.hosts.slot_state.stage.shape)
-        for x, y, weight in self._chunks("validation"):
-            part = self.hosts.evaluate_and_attribute(x, y)
-            loss += weight * _to_numpy(part[0])
-            metric += weight * _to_numpy(part[1])
-            switched += weight * part[2]
+        loss, metric, switched = self._mean_over("validation", self.hosts.evaluate_and_attribute)
         return loss, metric, switched
 
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Loss and metric (N,)."""
-        loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
-        for x, y, weight in self._chunks(split):
-            part = self.hosts.evaluate(x, y, exported=exported)
-            loss += weight * _to_numpy(part[0])
-            metric += weight * _to_numpy(part[1])
+        loss, metric = self._mean_over(split, partial(self.hosts.evaluate, exported=exported))
         return loss, metric
+
+    def _mean_over(self, split: str, evaluate: Callable[[Tensor, Tensor], tuple[Any, ...]]) -> list[np.ndarray]:
+        """Means over the samples of a split of the figures that `evaluate` computes from a chunk."""
+        totals: list[Any] = []
+        for x, y, weight in self._chunks(split):
+            parts = [weight * _to_numpy(own) for own in evaluate(x, y)]
+            totals = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
+        return totals
 
     def _chunks(self, split: str) -> Iterator[tuple[Tensor, Tensor, float]]:
         """A split of every host (N, B, ...) in chunks, each with its share of the samples."""
@@ -250,38 +248,31 @@ class HostTrainings:
             values[hosts] = np.concatenate([values[hosts, 1:], new[name][hosts, None]], axis=1)
 
     def _transition(
-        self,
-        actions: np.ndarray,
-        slots_before: SlotState,
-        parameters_before: np.ndarray,
-        figures_before: dict[str, np.ndarray],
-        final: np.ndarray,
-        broken: np.ndarray,
+        self, actions: np.ndarray, before: Facts, after: Facts, final: np.ndarray, broken: np.ndarray
     ) -> Transition:
-        n = self.num_hosts
         return Transition(
             op=actions[:, Column.OP],
             slot=actions[:, Column.SLOT],
-            slots_before=slots_before,
-            slots_after=self.hosts.slot_state.copy(),
-            loss_before=figures_before["val_loss"],
-            metric_before=figures_before["val_accuracy"],
-            parameters_before=parameters_before,
-            loss_after=self._history["val_loss"][:, -1].copy(),
-            metric_after=self._history["val_accuracy"][:, -1].copy(),
+            slots_before=before.slots,
+            slots_after=after.slots,
+            loss_before=before.val_loss[:, -1],
+            loss_after=after.val_loss[:, -1],
+            metric_before=before.val_accuracy[:, -1],
+            metric_after=after.val_accuracy[:, -1],
+            parameters_before=before.host_parameters + before.seed_parameters.sum(1),
             parameters_after=self.parameters(exported=final | broken),
-            host_parameters=np.full(n, self.hosts.host_parameters),
-            seed_parameters_after=self.hosts.seed_parameters(),
+            host_parameters=after.host_parameters,
+            seed_parameters_after=after.seed_parameters,
             final=final,
             rolled_back=broken,
-            decision=self._decision - 1,
-            horizon=np.full(n, self.episode.horizon),
-            random_guess_loss=np.full(n, self.task.random_guess_loss),
+            decision=before.decision,
+            horizon=after.horizon,
+            random_guess_loss=after.random_guess_loss,
             first_loss=self._first[0].copy(),
             first_metric=self._first[1].copy(),
             earned=self._earned.copy(),
         )
 
 
-def _to_numpy(values: Tensor) -> np.ndarray:
-    return values.detach().double().cpu().numpy()
+def _to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else values

@@ -1,4 +1,4 @@
-"""How each kind of contestant plays: a pure function of the task, the settings and what the contestant is given.
+"""How each kind of candidate plays a task: a pure function of the task, the settings and the candidate's inputs.
 
 Shapes: T decisions, N hosts (one per rng seed), H heads of an action.
 """
@@ -48,12 +48,12 @@ from simic.tasks.task import Task, make_task
 from simic.training.episodes import PolicyWeights
 
 EVALUATION = 0xE7A1
-"""Keeps the hosts of evaluations apart from those of training runs that have the same rng seed."""
+"""Makes the hosts of evaluations differ from those of training runs with the same rng seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all contestants have in common."""
+    """Settings that all candidates share."""
 
     rng_seeds: tuple[int, ...]
     """One host of every task for each."""
@@ -61,10 +61,10 @@ class Settings:
     lifecycle: LifecycleConfig
     governor: GovernorConfig
     greedy: bool = True
-    """Whether learned controllers take the likeliest action, or draw one."""
+    """Whether learned controllers take the most likely action instead of sampling."""
 
     def trainings(self, task: Task, rng_seeds: Sequence[int] | None = None) -> HostTrainings:
-        """Fresh hosts: task and rng seed fix their data, initial weights and batches, whoever leads them."""
+        """Fresh hosts: task and rng seed alone determine their data, initial weights and batches."""
         return HostTrainings(
             task,
             [task_rng_seed(rng_seed, EVALUATION) for rng_seed in rng_seeds or self.rng_seeds],
@@ -75,7 +75,7 @@ class Settings:
 
 
 class Unit(NamedTuple):
-    """One contestant on one task, and what this contestant is given: a plan, weights, fossils, ..."""
+    """One candidate on one task, with the candidate's inputs: a plan, weights, fossils, ..."""
 
     task: NamedTask
     kind: str
@@ -83,7 +83,7 @@ class Unit(NamedTuple):
 
 
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
-    """The episodes of a unit as JSON values; of a learned controller also what its ablations need."""
+    """The measured episodes of a unit as JSON values; of a learned controller also the inputs of its ablations."""
     task = find_task(unit.task)
     if unit.kind == "static_wide":
         return _play_wide(settings, task, unit.inputs)

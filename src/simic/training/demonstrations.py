@@ -76,8 +76,10 @@ def learn_from_episodes(
 
         def progress(metrics: Any) -> None:
             nonlocal steps, safe
-            recorder.record(Update(update=steps, metrics=flat(asdict(metrics))))
-            say(f"{config.algorithm} {steps}: " + "  ".join(f"{k} {v:.3f}" for k, v in _main_figures(metrics).items()))
+            numbers = flat(asdict(metrics))
+            recorder.record(Update(update=steps, metrics=numbers))
+            shown = [f"{k} {v:.3f}" for k, v in numbers.items() if "/" not in k or k == "head_accuracy/op"]
+            say(f"{config.algorithm} {steps}: " + "  ".join(shown))
             steps, safe = steps + 1, deepcopy(agent.state_dict())
             if steps % config.checkpoint_every == 0:
                 save()
@@ -163,8 +165,3 @@ def _fresh(
     finally:
         pool.close()
     return rollouts
-
-
-def _main_figures(metrics: Any) -> dict[str, float]:
-    numbers = flat(asdict(metrics))
-    return {name: value for name, value in numbers.items() if "/" not in name or name == "head_accuracy/op"}
