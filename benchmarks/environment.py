@@ -75,7 +75,7 @@ def stacked(task: Task, num_hosts: int) -> tuple[Callable[[], None], dict[str, f
         return call
 
     trainings._train = timed(trainings._train, "core")
-    trainings._attribute = timed(trainings._attribute, "core")
+    trainings._validate_with_ablations = timed(trainings._validate_with_ablations, "core")
     step = timed(trainings.step, "all")
     return lambda: step(wait), spent
 

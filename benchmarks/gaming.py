@@ -23,15 +23,16 @@ from simic.control.facts import Facts
 from simic.control.legality import Masks
 from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig
+from simic.environment.episodes import Decide, EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import Action
-from simic.lifecycle.stages import LIVE
 from simic.rewards.gaming import MIN_CONTRIBUTION
+from simic.rewards.schemes import RewardConfig
 from simic.tasks.families import find_family
 from simic.tasks.task import Task
-from simic.training.episodes import Decide, Played, Trace, against_twins, play
+from simic.training.episodes import against_twins
 
-EPISODE = EpisodeConfig(attribute_at_end=False)
+EPISODE = EpisodeConfig()
 GERMINATION, PLANTING = 4, 10
 """Decisions at which the seed germinates, and at which it begins to game."""
 OFFSET = 4.0
@@ -54,17 +55,16 @@ class Options:
 
 def led_by(name: str) -> Decide:
     """Decisions of a controller."""
-    controller = make_controller(name, 0)
-    return lambda facts, masks: (np.asarray(controller.act(facts)), {})
+    return decide_by(make_controller(name, 0).act)
 
 
 def one_seed(task: Task) -> Decide:
     """One low-rank seed in the last slot, which is then left alone."""
 
-    def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
+    def decide(facts: Facts, masks: Masks) -> np.ndarray:
         grows = facts.decision[0] == GERMINATION
         action = Action("germinate", task.slots[-1], "low_rank", tempo=3) if grows else Action()
-        return np.stack([action.encode(facts.slot_names, facts.blueprint_names)] * facts.num_hosts), {}
+        return np.stack([action.encode(facts.slot_names, facts.blueprint_names)] * facts.num_hosts)
 
     return decide
 
@@ -89,31 +89,33 @@ def with_plant(trainings: HostTrainings, erased: float) -> HostTrainings:
     """Hosts whose seed begins to game in the middle of the episode."""
     step: Callable[..., Any] = trainings.step
 
-    def planted(actions: np.ndarray) -> Any:
+    def planted(actions: np.ndarray, masks: Masks | None = None) -> Any:
         plant(trainings, int(trainings.facts().decision[0]), erased)
-        return step(actions)
+        return step(actions, masks)
 
     trainings.step = planted
     return trainings
 
 
-def seeds_flagged(trace: Trace) -> dict[str, int]:
+def seeds_flagged(record: EpisodeRecord) -> dict[str, int]:
     """Slots whose live seed was judged, and those that were flagged at some time, by reason."""
-    live = (trace.alpha[1:-1] > 0) & np.isin(trace.stage[1:-1], LIVE) & trace.valid[:-1, :, None]
-    any_flag = np.any(list(trace.gaming.values()), axis=0)
+    assert record.twins is not None
+    live = (record.slots.alpha[1:-1] > 0) & record.slots.live[1:-1] & record.valid[:-1, :, None]
+    any_flag = np.any(list(record.twins.gaming.values()), axis=0)
     return {"judged": int(live.any(0).sum()), "flagged": int(any_flag.any(0).sum())} | {
-        reason: int(flags.any(0).sum()) for reason, flags in trace.gaming.items()
+        reason: int(flags.any(0).sum()) for reason, flags in record.twins.gaming.items()
     }
 
 
-def planted_found(trace: Trace, reason: str) -> dict[str, int]:
+def planted_found(record: EpisodeRecord, reason: str) -> dict[str, int]:
     """Hosts that lived through the plant, those in which it took effect, and how many of these were found.
 
     A plant has no effect where guessing is as good as the host, or where the shift happens to favour the right classes.
     """
-    lived = ~trace.verdict.any(0)
-    took = lived & (trace.contribution[PLANTING + 1 : -1, :, -1].mean(0) > MIN_CONTRIBUTION)
-    found = {name: flags[PLANTING:, :, -1].any(0) for name, flags in trace.gaming.items()}
+    assert record.twins is not None
+    lived = ~record.verdict.any(0)
+    took = lived & (record.slots.contribution[PLANTING + 1 : -1, :, -1].mean(0) > MIN_CONTRIBUTION)
+    found = {name: flags[PLANTING:, :, -1].any(0) for name, flags in record.twins.gaming.items()}
     either = np.any(list(found.values()), axis=0)
     return {
         "planted": int(lived.sum()),
@@ -139,18 +141,18 @@ def main(options: Options) -> None:
             task = find_family(family).draw_task(number, "validation")
 
             def fresh(task: Task = task) -> HostTrainings:
-                return HostTrainings(task, list(range(options.num_hosts)), episode=EPISODE)
+                return HostTrainings(task, list(range(options.num_hosts)), episode=EPISODE, reward=RewardConfig())
 
             twins = play(fresh(), led_by("wait"))
 
-            def judged(played: Played, twins: Played = twins) -> Trace:
-                return against_twins(played, twins, 1.0).trace
+            def judged(played: EpisodeRecord, twins: EpisodeRecord = twins) -> EpisodeRecord:
+                return against_twins(played, twins, 1.0)
 
             for name in HEALTHY:
                 add(counts[name], seeds_flagged(judged(play(fresh(), led_by(name)))))
             for reason, erased in PLANTED.items():
-                trace = judged(play(with_plant(fresh(), erased), one_seed(task)))
-                add(counts[reason], planted_found(trace, reason))
+                record = judged(play(with_plant(fresh(), erased), one_seed(task)))
+                add(counts[reason], planted_found(record, reason))
     rates: dict[str, float] = {}
     for name, own in counts.items():
         share = (

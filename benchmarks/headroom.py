@@ -22,7 +22,7 @@ from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.evaluation.candidates import width_for
-from simic.rewards.terms import POINTS
+from simic.rewards.score import POINTS
 from simic.tasks.families import find_family
 from simic.tasks.task import Task
 
@@ -127,13 +127,13 @@ class Played(NamedTuple):
 
 
 def _play(task: Task, plan: Plan, rng_seeds: list[int], horizon: int) -> Played:
-    trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon, attribute_at_end=False))
+    trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon))
     controller, facts = PlanController(plan), trainings.facts()
     for _ in range(horizon):
         facts = trainings.step(controller.act(facts)).facts
     parameters = trainings.parameters(exported=True)
     return Played(
-        test=POINTS * trainings.test_metric(),
+        test=POINTS * trainings.test_quality(),
         validation=POINTS * facts.val_accuracy[:, -1],
         parameters=parameters,
         rent=np.log2(parameters / trainings.hosts.host_parameters),

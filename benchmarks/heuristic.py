@@ -19,9 +19,8 @@ from lab import run_parallel
 
 from simic.control.heuristic import HeuristicConfig, HeuristicController
 from simic.environment.config import EpisodeConfig
+from simic.environment.episodes import decide_by, play
 from simic.environment.host_trainings import HostTrainings
-from simic.evaluation.measures import score
-from simic.rewards.terms import POINTS
 from simic.tasks.families import find_family
 
 GRID = [
@@ -74,12 +73,8 @@ def measure(job: Job) -> np.ndarray:
     """The scores of the hosts of one task."""
     task, horizon = find_family(job.options.family).draw_task(FIRST_TASK + job.number), job.options.horizon
     rng_seeds = range(FIRST_RNG_SEED, FIRST_RNG_SEED + job.options.rng_seeds)
-    trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon, attribute_at_end=False))
-    controller, facts = HeuristicController(job.config), trainings.facts()
-    for _ in range(horizon):
-        facts = trainings.step(controller.act(facts)).facts
-    points = POINTS * facts.val_accuracy[:, -1]
-    return score(points, trainings.parameters(exported=True), trainings.hosts.host_parameters)
+    trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon))
+    return play(trainings, decide_by(HeuristicController(job.config).act)).score
 
 
 if __name__ == "__main__":

@@ -182,6 +182,9 @@ RESUMABLE = ("updates", "ppo.anneal_updates", "workers", "checkpoint_every", "ke
 """Settings that may differ when a run is resumed. Schedules go on over the new number of updates: the rate of an update
 is what a run of that length has there. Nothing else of the results depends on them."""
 
+REMOVED = ("attribute_at_end",)
+"""Settings of older config files that have no effect any more."""
+
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """A config as JSON values."""
@@ -228,7 +231,7 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     def filled(defaults: Any, given: Any) -> Any:
         if not (isinstance(defaults, dict) and isinstance(given, Mapping)):
             return given
-        return defaults | {key: filled(defaults.get(key), value) for key, value in given.items()}
+        return defaults | {key: filled(defaults.get(key), value) for key, value in given.items() if key not in REMOVED}
 
     return filled(to_dict(RunConfig()), settings)
 
@@ -239,6 +242,8 @@ def override(config: Any, settings: Mapping[str, Any], *, where: str = "") -> An
     changes = {}
     for key, value in settings.items():
         name = f"{where}{key}"
+        if key in REMOVED:
+            continue
         if key not in known:
             raise ValueError(f"there is no setting {_short(name)}; {nearest(name, _all_keys())}")
         current = getattr(config, key)

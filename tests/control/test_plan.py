@@ -34,7 +34,7 @@ def make_trainings(num_slots: int = 3, horizon: int = 20, **lifecycle) -> HostTr
         batch_size=16,
         learning_rate=1e-2,
     )
-    episode = EpisodeConfig(horizon=horizon, attribute_at_end=False)
+    episode = EpisodeConfig(horizon=horizon)
     return HostTrainings(task, [1, 2], episode=episode, lifecycle=LifecycleConfig(**lifecycle))
 
 

@@ -14,7 +14,7 @@ from simic.environment.host_trainings import HostTrainings, Outcome
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.stages import IllegalActionError, LifecycleConfig, Stage
 from simic.rewards.schemes import RewardConfig
-from simic.rewards.terms import POINTS
+from simic.rewards.score import POINTS
 from simic.stacked.data import StackedData
 from simic.stacked.optimizer import OptimizerConfig
 from simic.tasks.task import Task, evaluate, make_task
@@ -24,7 +24,8 @@ HORIZON = 6
 
 
 def new_trainings(rng_seeds=(1, 2, 3), task=TASK, **episode) -> HostTrainings:
-    return HostTrainings(task, rng_seeds, episode=EpisodeConfig(**{"horizon": HORIZON} | episode))
+    episode_config = EpisodeConfig(**{"horizon": HORIZON} | episode)
+    return HostTrainings(task, rng_seeds, episode=episode_config, reward=RewardConfig())
 
 
 def rows(trainings: HostTrainings, *actions: Action) -> np.ndarray:
@@ -278,16 +279,15 @@ FOSSIL_AND_LIVE = [
 def last_outcome(trainings: HostTrainings, actions: list[Action]) -> Outcome:
     """Of an episode's decisions; none but the last may end it."""
     for action in actions[:-1]:
-        assert trainings.step(rows(trainings, action)).attribution is None
+        assert not trainings.step(rows(trainings, action)).ended.any()
     return trainings.step(rows(trainings, actions[-1]))
 
 
 def test_the_end_of_an_episode_says_what_each_seed_brought():
     trainings = new_trainings(horizon=len(FOSSIL_AND_LIVE), anneal=False)
     outcome = last_outcome(trainings, FOSSIL_AND_LIVE)
-    slot_state, shares = trainings.hosts.slot_state, outcome.attribution
+    slot_state, shares = trainings.hosts.slot_state, trainings.attribute(outcome.ended)
     assert (slot_state.stage == [Stage.FOSSILIZED, Stage.BLENDING]).all()
-    assert shares is not None
     fossil, both = outcome.facts.val_accuracy[:, -1], trainings._evaluate("validation")[1]
     slot_state.alpha[:, 0] = 0
     trainings.hosts.sync_with_slots()
@@ -310,28 +310,23 @@ def test_a_host_that_breaks_gets_no_shares():
     outcome = trainings.step(rows(trainings, WAIT))
     assert outcome.ended.all()
     assert outcome.facts.slots.stage[1].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
-    for values in outcome.attribution:
+    shares = trainings.attribute(outcome.verdict == Verdict.OK)
+    for values in shares:
         assert np.isnan(values[1]).all()
-    assert np.isfinite(outcome.attribution.shapley[[0, 2]]).all()
-    broken_early = new_trainings()
-    broken_early.hosts.hosts.rows[1] = torch.nan
-    outcome = broken_early.step(rows(broken_early, GROW))
-    assert outcome.ended.tolist() == [False, True, False]
-    assert outcome.attribution is None
+    assert np.isfinite(shares.shapley[[0, 2]]).all()
 
 
-def test_shares_neither_disturb_training_nor_come_unasked():
-    asked, unasked = new_trainings(), new_trainings(attribute_at_end=False)
+def test_shares_do_not_disturb_training():
+    asked, unasked = new_trainings(), new_trainings()
     state = torch.get_rng_state()
     for one in (asked, unasked):
         one.step(rows(one, GROW))
         one.reset(np.array([1]), (42,))
         for _ in range(HORIZON - 2):
             one.step(rows(one, WAIT))
-    with_shares, without = (one.step(rows(one, WAIT)) for one in (asked, unasked))
-    assert with_shares.ended.tolist() == without.ended.tolist() == [True, False, True]
-    assert with_shares.attribution is not None
-    assert without.attribution is None
+    for one in (asked, unasked):
+        assert one.step(rows(one, WAIT)).ended.tolist() == [True, False, True]
+    assert np.isfinite(asked.attribute(np.array([True, False, True])).shapley).any()
     assert torch.equal(torch.get_rng_state(), state)
     for one in (asked, unasked):
         one.reset(np.array([0, 2]), (43, 44))
@@ -351,24 +346,24 @@ def test_with_many_seeds_shares_are_sampled_from_each_hosts_own_rng_seed():
     for one in (few, many):
         for action in actions:
             row = action.encode(task.slots, one.hosts.blueprint_names)
-            outcome = one.step(np.tile(row, (one.num_hosts, 1)))
-        results.append(outcome.attribution)
+            one.step(np.tile(row, (one.num_hosts, 1)))
+        results.append(one.attribute(np.ones(one.num_hosts, dtype=bool)))
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(ours, theirs[[3, 1]], atol=1e-6)
     assert (results[0].shapley_error > 0).all()
     few.hosts.rng_seeds[0] = 9
-    again = few._attribute_seeds(np.ones(2, dtype=bool)).shapley
+    again = few.attribute(np.ones(2, dtype=bool)).shapley
     assert not np.array_equal(again[0], results[0].shapley[0])
     assert np.array_equal(again[1], results[0].shapley[1])
 
 
-def test_nothing_but_the_test_metric_sees_the_test_split():
+def test_nothing_but_the_test_quality_sees_the_test_split():
     other = replace(TASK, draws=replace(TASK.draws, problems=()))
     data = other.data
     flipped = replace(other, data=replace(data, test_x=-data.test_x, test_y=(data.test_y + 1) % data.num_classes))
     one, two = new_trainings(task=other), new_trainings(task=flipped)
     same_future(one, two, [GROW, *[WAIT] * (HORIZON - 1)])
-    assert not np.array_equal(one.test_metric(), two.test_metric())
+    assert not np.array_equal(one.test_quality(), two.test_quality())
 
 
 def test_an_episode_needs_a_decision():

@@ -10,6 +10,7 @@ from helpers.tiny_comparison import make_planted, make_settings, make_task
 
 from simic.control.baselines import WaitController
 from simic.control.learned import LearnedController
+from simic.environment.episodes import decide_by, play
 from simic.evaluation.candidates import (
     ReplayController,
     ShuffledController,
@@ -21,7 +22,7 @@ from simic.evaluation.candidates import (
     plant_fossils,
     width_for,
 )
-from simic.evaluation.measures import Fossil, play
+from simic.evaluation.measures import Fossil, fossils
 from simic.evaluation.parsing import NamedTask, parse_controllers
 from simic.growth.blueprints import new_branch
 from simic.lifecycle.actions import HEADS, Action, Op
@@ -35,8 +36,8 @@ from simic.storage.checkpoint import save_checkpoint
 def test_planted_fossils_are_newborn_speak_at_once_and_change_nothing_yet():
     settings = make_settings(3)
     alone, planted = settings.trainings(make_task()), settings.trainings(make_task())
-    fossils = [[Fossil(0, "mlp", "gated")], [], [Fossil(0, "norm", "linear-add"), Fossil(1, "mlp", "linear-multiply")]]
-    plant_fossils(planted, fossils)
+    wanted = [[Fossil(0, "mlp", "gated")], [], [Fossil(0, "norm", "linear-add"), Fossil(1, "mlp", "linear-multiply")]]
+    plant_fossils(planted, wanted)
     hosts = planted.hosts
     assert torch.equal(hosts.hosts.rows, alone.hosts.hosts.rows)
     assert hosts.slot_state.stage[:, 0].tolist() == [Stage.FOSSILIZED, Stage.DORMANT, Stage.FOSSILIZED]
@@ -57,10 +58,10 @@ def test_planted_fossils_learn_and_are_exported():
     trainings = settings.trainings(make_task())
     plant_fossils(trainings, [[Fossil(1, "mlp", "linear-add")], []])
     before = trainings.hosts.groups[1, "mlp", "add"].matrices["branch"].rows.clone()
-    lives = play(trainings, WaitController().act)
+    record = play(trainings, decide_by(WaitController().act))
     assert not torch.equal(trainings.hosts.groups[1, "mlp", "add"].matrices["branch"].rows, before)
-    assert lives.exported.tolist() == [50 + 148, 50]
-    assert [seed.blueprint for seed in lives.fossils(0)] == ["mlp"]
+    assert record.exported_parameters.tolist() == [50 + 148, 50]
+    assert [seed.blueprint for seed in fossils(record, 0)] == ["mlp"]
 
 
 # Wider hosts.
@@ -108,8 +109,8 @@ def test_replay_waits_where_an_action_is_illegal():
     names = task.slots, settings.trainings(task).hosts.blueprint_names
     script = [Action("fossilize"), Action("germinate", 0, "mlp"), Action("germinate", 0, "mlp"), Action("prune", 1)]
     rows = np.stack([action.encode(*names) for action in script])
-    lives = play(settings.trainings(task), ReplayController(rows).act)
-    assert lives.actions[:, 1, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT, Op.WAIT]
+    record = play(settings.trainings(task), decide_by(ReplayController(rows).act))
+    assert record.action[:, 1, 0].tolist() == [Op.WAIT, Op.GERMINATE, Op.WAIT, Op.WAIT]
 
 
 # Shuffled.
@@ -138,11 +139,9 @@ def test_shuffled_decides_as_if_it_led_the_host_it_sees():
 
 
 def test_shuffled_obeys_the_masks_of_its_own_hosts():
-    lives = play(
-        make_settings(4, horizon=10).trainings(make_task()),
-        ShuffledController(make_planted(tiny_comparison.EAGER), 4).act,
-    )
-    assert (lives.actions[..., 0] == Op.FOSSILIZE).any()
+    controller = ShuffledController(make_planted(tiny_comparison.EAGER), 4)
+    record = play(make_settings(4, horizon=10).trainings(make_task()), decide_by(controller.act))
+    assert (record.action[..., 0] == Op.FOSSILIZE).any()
 
 
 # Where learned controllers come from.

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from helpers.tiny_comparison import make_settings, make_task, scripted
 
+from simic.environment.episodes import decide_by, play
+from simic.evaluation.candidates import Settings, evaluate_episodes
 from simic.evaluation.flops import TrainingFlops
-from simic.evaluation.measures import Fossil, episodes, play
+from simic.evaluation.measures import Fossil, fossils
 from simic.lifecycle.actions import Action
 from simic.tasks.hosts import plain_mlp_host, slot_names
 
@@ -32,16 +34,21 @@ def test_operations_by_hand():
     assert flops.behind(0) == 12 + 12  # forward, and the gradient of what the seed put in
 
 
+def flops_of(settings: Settings, script: tuple[Action, ...]) -> list[float]:
+    trainings = settings.trainings(narrow())
+    return TrainingFlops(trainings).of_episodes(play(trainings, decide_by(scripted(*script)))).tolist()
+
+
 def test_seeds_cost_while_they_live():
     script = (Action(), Action("germinate", 0, "mlp_small"), Action("prune", 0), Action())
-    lives = play(make_settings(2, horizon=4).trainings(narrow()), scripted(*script))
-    assert lives.flops.tolist() == [SAMPLES * (4 * HOST + SEED)] * 2
+    assert flops_of(make_settings(2, horizon=4), script) == [SAMPLES * (4 * HOST + SEED)] * 2
 
 
 def test_a_seed_in_shadow_training_pays_its_second_pass():
     script = (Action("germinate", 0, "mlp_small"), Action("advance", 0), Action())
-    lives = play(make_settings(1, horizon=3, incubation="shadow").trainings(narrow()), scripted(*script))
-    assert lives.flops.tolist() == [SAMPLES * (3 * HOST + 2 * (SEED + 24))]
+    assert flops_of(make_settings(1, horizon=3, incubation="shadow"), script) == [
+        SAMPLES * (3 * HOST + 2 * (SEED + 24))
+    ]
 
 
 GROWING = (
@@ -56,45 +63,45 @@ GROWING = (
 
 def test_what_is_told_of_an_episode():
     trainings = make_settings(2, horizon=6).trainings(make_task())
-    lives = play(trainings, scripted(*GROWING))
     own = 4 * 4 + 4 + 4 * 4 + 4 + 4 * 2 + 2  # 50
     seed = 4 * 16 + 16 + 16 * 4 + 4 + 5
     assert trainings.hosts.host_parameters == own
-    for record, rng_seed in zip(episodes(lives, [7, 9], own), (7, 9), strict=True):
-        assert record["rng_seed"] == rng_seed
-        assert (record["parameters"], record["host_parameters"]) == (own + seed, own)
-        assert record["score"] == pytest.approx(record["metric"] - math.log2((own + seed) / own))
-        assert record["accuracy_per_parameter"] == pytest.approx(record["metric"] / (own + seed))
-        assert record["parameter_curve"] == [own, own + seed, own + seed + 9, *[own + seed] * 4]
-        assert len(record["val_curve"]) == 7
-        assert record["area"] == pytest.approx(np.mean(record["val_curve"][1:]))
-        stem, block = record["seeds"]
+    record, results = evaluate_episodes(trainings, scripted(*GROWING), [7, 9], own)
+    for result, rng_seed in zip(results, (7, 9), strict=True):
+        assert result["rng_seed"] == rng_seed
+        assert (result["parameters"], result["host_parameters"]) == (own + seed, own)
+        assert result["score"] == pytest.approx(result["metric"] - math.log2((own + seed) / own))
+        assert result["accuracy_per_parameter"] == pytest.approx(result["metric"] / (own + seed))
+        assert result["parameter_curve"] == [own, own + seed, own + seed + 9, *[own + seed] * 4]
+        assert len(result["val_curve"]) == 7
+        assert result["area"] == pytest.approx(np.mean(result["val_curve"][1:]))
+        stem, block = result["seeds"]
         worth = stem.pop("contribution"), block.pop("contribution")
         assert all(isinstance(value, float) for value in worth)
         assert stem == {"slot": "stem", "blueprint": "mlp", "germinated": 0, "ended": 4, "fate": "fossilized"}
         assert block == {"slot": "block1", "blueprint": "norm", "germinated": 1, "ended": 2, "fate": "pruned"}
-    assert lives.fossils(1) == [Fossil(0, "mlp", "gated")]
-    assert lives.test_metric.tolist() == trainings.test_metric().tolist()
+    assert fossils(record, 1) == [Fossil(0, "mlp", "gated")]
+    assert [result["metric"] for result in results] == (100 * trainings.test_quality()).tolist()
 
 
 def test_a_seed_whose_fate_is_open_does_not_count():
     trainings = make_settings(1, horizon=3).trainings(make_task())
-    lives = play(trainings, scripted(Action("germinate", "stem", "mlp")))
-    (record,) = episodes(lives, [0], 50)
-    assert (record["parameters"], record["score"]) == (50, record["metric"])
-    assert [(seed["fate"], seed["ended"]) for seed in record["seeds"]] == [("live", None)]
-    assert lives.fossils(0) == []
+    record, (result,) = evaluate_episodes(trainings, scripted(Action("germinate", "stem", "mlp")), [0], 50)
+    assert (result["parameters"], result["score"]) == (50, result["metric"])
+    assert [(seed["fate"], seed["ended"]) for seed in result["seeds"]] == [("live", None)]
+    assert fossils(record, 0) == []
 
 
 def test_a_host_that_breaks_stays_as_it_was_then():
     trainings = make_settings(2, horizon=6).trainings(make_task(learning_rate=1e25))
-    lives = play(trainings, scripted(Action("germinate", "stem", "mlp")))
-    assert (lives.decisions < 6).all()
-    for host, end in enumerate(lives.decisions):
-        assert len(set(lives.val_metric[end:, host])) == 1
-        assert 0 < lives.flops[host] <= end * SAMPLES * 10_000
-    assert np.isfinite(lives.test_metric).all()
-    assert (lives.exported == 50).all()
-    assert not lives.actions[1:].any()
-    fates = [[seed["fate"] for seed in record["seeds"]] for record in episodes(lives, [0, 1], 50)]
+    record, results = evaluate_episodes(trainings, scripted(Action("germinate", "stem", "mlp")), [0, 1], 50)
+    assert (record.decisions < 6).all()
+    for end, result in zip(record.decisions, results, strict=True):
+        assert len(result["val_curve"]) == len(result["parameter_curve"]) == 7
+        assert len(set(result["val_curve"][end:])) == len(set(result["parameter_curve"][end:])) == 1
+        assert 0 < result["flops"] <= end * SAMPLES * 10_000
+        assert math.isfinite(result["metric"])
+        assert result["parameters"] == 50
+    assert not record.action[1:].any()
+    fates = [[seed["fate"] for seed in result["seeds"]] for result in results]
     assert fates == [["pruned"], ["pruned"]]

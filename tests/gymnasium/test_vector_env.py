@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simic.control.governor import Verdict
-from simic.control.legality import Masks
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.seeding import host_rng_seed
-from simic.gymnasium.vector_env import GrowthVectorEnv, flat_mask, replace_illegal
+from simic.gymnasium.vector_env import GrowthVectorEnv
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Action, Op
 from simic.lifecycle.slots import SlotState, check_actions
 from simic.lifecycle.stages import INCUBATIONS, IllegalActionError, LifecycleConfig
@@ -254,28 +253,6 @@ def test_choices_in_heads_that_do_not_matter_change_nothing():
     assert_equal(env.step(noise), other.step(wait(other)))
 
 
-def test_a_blueprint_that_does_not_fit_its_slot_by_hand():
-    slot = np.zeros((3, len(Op), 2), dtype=bool)
-    slot[:, Op.WAIT] = True
-    slot[0, Op.GERMINATE] = [True, True]
-    slot[1, Op.GERMINATE] = [True, False]
-    masks = Masks(op=slot.any(2), slot=slot, blueprint=np.array([[False, True, False], [False, False, True]]))
-    heads = np.split(flat_mask(masks).astype(int), np.cumsum([6, 2, 3, 4, 3, 3, 4]), axis=1)
-    assert heads[1].tolist() == [[1, 1], [1, 0], [1, 0]]
-    assert heads[2].tolist() == [[0, 1, 1], [0, 1, 0], [1, 0, 0]]
-    assert heads[3].tolist() == [[1] * 4, [1] * 4, [1, 0, 0, 0]]  # style: germination alone uses it
-    assert heads[6].tolist() == [[1, 0, 0, 0]] * 3  # alpha speed: no legal operation does
-    # Each choice is in the mask of host 0, but blueprint 2 fits the other slot only.
-    actions = np.array([[Op.GERMINATE, 0, 2, 3, 2, 2, 0, 0]] * 3)
-    rows, illegal = replace_illegal(actions, masks)
-    assert illegal.all()
-    assert not rows.any()
-    actions[:, 2] = 1
-    rows, illegal = replace_illegal(actions, masks)
-    assert illegal.tolist() == [False, False, True]
-    assert np.array_equal(rows[:2], actions[:2])
-
-
 def legal_by_the_rules(env: GrowthVectorEnv, index: int) -> set[tuple[int, int, int]]:
     """Every (op, slot, blueprint) that the lifecycle does not refuse, one by one."""
     slots = SlotState(**{name: values[[index]] for name, values in vars(env.facts.slots).items()})
@@ -368,6 +345,15 @@ def test_the_shares_of_seeds_are_told_where_an_episode_reached_its_horizon():
         assert info[f"_{name}"].tolist() == [True, False, True]
         assert_equal(info["final_info"][name], info[name])
     assert np.array_equal(np.isfinite(info["shapley"]), [[True, False], [False, False], [False, False]])
+
+
+def test_shares_are_computed_only_where_they_are_wanted():
+    env = new_env(1, attribution=False)
+    env.reset(seed=0)
+    env.step(np.stack([row(env, "germinate", "stem", "mlp")]))
+    infos = [env.step(wait(env))[-1] for _ in range(HORIZON - 1)]
+    assert "final_info" in infos[-1]
+    assert "shapley" not in infos[-1]
 
 
 def test_only_some_may_be_reset():

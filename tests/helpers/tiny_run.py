@@ -1,7 +1,7 @@
-"""Tiny runs: real in everything but the task, whose hosts learn in a millisecond. And hand-made traces."""
+"""Tiny runs: real in everything but the task, whose hosts learn in a millisecond. And hand-made episode records."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from simic.config import PRESETS, RunConfig, override
+from simic.environment.episodes import EpisodeRecord, PolicyRecord, TwinRecord
 from simic.lifecycle.actions import HEADS, Op
+from simic.lifecycle.slots import SlotState
 from simic.storage.checkpoint import find_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.data import Data
@@ -19,7 +21,6 @@ from simic.tasks.task import Task
 from simic.telemetry.events import Event
 from simic.telemetry.reader import read_events
 from simic.training.build import build_run
-from simic.training.episodes import Trace
 from simic.training.loop import train
 from simic.training.run import Run
 
@@ -31,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "group_size": 2,
     "workers": 0,
     "compare": 0,
-    "episode": {"horizon": 3, "attribute_at_end": False},
+    "episode": {"horizon": 3},
     "policy": {"hidden_size": 16, "encoding_size": 16},
     "ppo": {
         **{"ppo_epochs": 1, "num_minibatches": 2, "learning_rate": 5e-4, "learning_rate_schedule": "constant"},
@@ -109,39 +110,45 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (a != a and b != b)
 
 
-def make_trace(steps: int = 3, hosts: int = 1, slots: int = 1, **changes: Any) -> Trace:
-    """Hosts that wait until their horizon; `changes` replace whole fields."""
+def make_record(steps: int = 3, hosts: int = 1, slots: int = 1, **changes: Any) -> EpisodeRecord:
+    """Hosts that wait until their horizon; `changes` replace whole fields, also those of slots, policy and twins."""
     t, n, s = steps, hosts, slots
-    fields: dict[str, Any] = {
+    dormant = SlotState.dormant(n, s)
+    slot_fields = {f.name: np.repeat(getattr(dormant, f.name)[None], t + 1, axis=0) for f in fields(dormant)}
+    slot_fields |= {name: changes.pop(name) for name in slot_fields if name in changes}
+    policy = PolicyRecord(
+        observation={},
+        mask=np.ones((t, n, 1, 1), dtype=bool),
+        probability=changes.pop("probability", np.ones((t, n, len(HEADS)))),
+        value=changes.pop("value", np.zeros((t, n))),
+    )
+    flags = np.zeros((t, n, s), dtype=bool)
+    twins = TwinRecord(
+        score=changes.pop("twin_score", np.full(n, np.nan)),
+        val_accuracy=changes.pop("twin_accuracy", np.full((t + 1, n), np.nan)),
+        gaming=changes.pop("gaming", {"overclaiming": flags, "indispensable": flags}),
+    )
+    record: dict[str, Any] = {
         "task": "tiny",
         "slot_names": tuple("abcdef"[:s]),
         "blueprint_names": ("small", "large"),
+        "host_parameters": 100,
         "action": np.zeros((t, n, len(HEADS)), dtype=np.int64),
-        "probability": np.ones((t, n, len(HEADS))),
         "legal_ops": np.ones((t, n, len(Op)), dtype=bool),
         "valid": np.ones((t, n), dtype=bool),
-        "reward": np.zeros((t, n)),
-        "value": np.zeros((t, n)),
-        "reward_terms": {},
         "verdict": np.zeros((t, n), dtype=np.int64),
-        "gaming": {"overclaiming": np.zeros((t, n, s), dtype=bool), "indispensable": np.zeros((t, n, s), dtype=bool)},
-        "stage": np.zeros((t + 1, n, s), dtype=np.int64),
-        "blueprint": np.full((t + 1, n, s), -1),
-        "alpha": np.zeros((t + 1, n, s)),
-        "age": np.zeros((t + 1, n, s), dtype=np.int64),
-        "contribution": np.full((t + 1, n, s), np.nan),
-        "contribution_age": np.zeros((t + 1, n, s), dtype=np.int64),
-        "seed_gradient": np.full((t + 1, n, s), np.nan),
-        "host_gradient": np.ones((t + 1, n)),
+        "slots": SlotState(**slot_fields),
         "val_loss": np.ones((t + 1, n)),
         "val_accuracy": np.full((t + 1, n), 0.5),
         "train_loss": np.ones((t + 1, n)),
+        "host_gradient": np.ones((t + 1, n)),
+        "quality": np.full((t + 1, n), 0.5),
+        "parameters": np.full((t + 1, n), 100),
+        "exported_parameters": np.full(n, 100),
         "score": np.full(n, 50.0),
-        "twin_score": np.full(n, np.nan),
-        "twin_accuracy": np.full((t + 1, n), np.nan),
-        "parameters": np.full(n, 100.0),
-        "host_parameters": np.full(n, 100),
-        "decisions": np.full(n, t),
-        "shapley": np.full((n, s), np.nan),
+        "reward": np.zeros((t, n)),
+        "reward_terms": {},
+        "policy": policy,
+        "twins": twins,
     }
-    return Trace(**(fields | changes))
+    return EpisodeRecord(**(record | changes))

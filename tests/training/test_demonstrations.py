@@ -20,7 +20,7 @@ from simic.telemetry.events import RunFinished, RunStarted, Update
 from simic.training import demonstrations
 from simic.training.build import make_agent, make_setup
 from simic.training.demonstrations import flat, play_fresh
-from simic.training.episodes import GroupJob, make_trainings
+from simic.training.episodes import GroupJob, learner_arrays, make_trainings
 from simic.training.start import start
 from simic.training.used_settings import reads
 
@@ -128,7 +128,7 @@ def test_lessons_take_one_thread(tmp_path, tiny_task, monkeypatch):
 
 def test_a_run_is_not_overwritten(tmp_path, tiny_task):
     RunDirectory(tmp_path).create().config.write_text("{}")
-    with pytest.raises(RunExistsError, match="this kind is not resumed: choose another --out"):
+    with pytest.raises(RunExistsError, match="imitation cannot resume one: choose another --out"):
         learn(tmp_path, algorithm="imitation", episodes=["heuristic"])
     assert (tmp_path / "config.json").read_text() == "{}"
 
@@ -143,14 +143,16 @@ def test_a_rule_plays_what_its_controller_says(tiny_task):
     job = GroupJob(rng_seed=0, update=0, group=0, task=0)
     setup = make_setup(tiny_run.make_config(episode={"horizon": 6}))
     played = play_fresh((setup, "random"), job)
-    assert set(played.trace.action[..., 0].flat) > {int(Op.WAIT)}
-    assert played.rollout["mask"].shape[:2] == (6, 2)
-    chosen = played.trace.legal_ops[tuple(map(list, zip(*[(t, n) for t in range(6) for n in range(2)], strict=True)))]
-    ops = played.trace.action[..., 0].reshape(-1)
+    assert set(played.action[..., 0].flat) > {int(Op.WAIT)}
+    assert played.policy is not None
+    assert played.policy.mask.shape[:2] == (6, 2)
+    chosen = played.legal_ops[tuple(map(list, zip(*[(t, n) for t in range(6) for n in range(2)], strict=True)))]
+    ops = played.action[..., 0].reshape(-1)
     assert chosen[range(12), ops].all()
-    assert tiny_run.same(played.rollout, play_fresh((setup, "random"), job).rollout)
+    again = play_fresh((setup, "random"), job)
+    assert tiny_run.same(learner_arrays(played), learner_arrays(again))
     other = play_fresh((setup, "random"), job._replace(group=1))
-    assert not tiny_run.same(played.rollout["action"], other.rollout["action"])
+    assert not tiny_run.same(played.action, other.action)
 
 
 def test_a_saved_controller_plays_greedily_and_can_be_imitated(tmp_path, tiny_task):
@@ -160,7 +162,7 @@ def test_a_saved_controller_plays_greedily_and_can_be_imitated(tmp_path, tiny_ta
     played = play_fresh((setup, str(file)), job)
     controller = LearnedController.load(file)
     facts = (trainings := make_trainings(setup, job)).facts()
-    for actions in played.trace.action:
+    for actions in played.action:
         np.testing.assert_array_equal(controller.act(facts), actions)
         facts = trainings.step(actions).facts
     assert learn(tmp_path / "run", algorithm="imitation", episodes=[str(file)], updates=1, record=True) == 0
@@ -174,7 +176,7 @@ def test_a_plan_plays_from_its_file_and_can_be_imitated(tmp_path, tiny_task):
     config, file = tiny_run.make_config(episode={"horizon": 8}), tmp_path / "plan.json"
     Plan(first=1, max_seeds=1, size=1.0).save(file)
     played = play_fresh((make_setup(config), str(file)), GroupJob(rng_seed=0, update=0, group=0, task=0))
-    germinated = played.trace.action[..., 0] == int(Op.GERMINATE)
+    germinated = played.action[..., 0] == int(Op.GERMINATE)
     np.testing.assert_array_equal(germinated.argmax(0), [1, 1])
     np.testing.assert_array_equal(germinated.sum(0), [1, 1])
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The story of episodes, from hand-made traces: every event with its numbers, reasons and names."""
+"""Events of hand-made episode records: every event with its numbers, reasons and names."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from simic.telemetry.events import (
 )
 from simic.telemetry.recorder import Recorder
 from simic.training.episode_events import (
-    NARRATORS,
+    EVENTS_OF,
     decision_events,
     episode_events,
     gaming_events,
@@ -36,9 +36,9 @@ def actions(*rows: Action) -> np.ndarray:
     return np.stack([row.encode("ab", ("small", "large")) for row in rows])[:, None]
 
 
-def reasons(trace) -> list[tuple[int, str, str, str, str, str]]:
+def reasons(record) -> list[tuple[int, str, str, str, str, str]]:
     return [
-        (e.decision, e.slot, e.blueprint, e.old_stage, e.new_stage, e.reason) for e in lifecycle_events(trace, 7, 2)
+        (e.decision, e.slot, e.blueprint, e.old_stage, e.new_stage, e.reason) for e in lifecycle_events(record, 7, 2)
     ]
 
 
@@ -46,7 +46,7 @@ def reasons(trace) -> list[tuple[int, str, str, str, str, str]]:
 
 
 def test_changes_are_told_with_who_caused_them():
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=5,
         slots=2,
         action=actions(
@@ -59,7 +59,7 @@ def test_changes_are_told_with_who_caused_them():
         stage=stages([D, P], [B, E], [H, E], [H, R], [F, D], [F, B]),
         blueprint=stages([-1, -1], [1, -1], [1, -1], [1, -1], [1, -1], [1, 0]),
     )
-    assert reasons(trace) == [
+    assert reasons(record) == [
         (0, "a", "large", "dormant", "blending", "germinate"),
         (0, "b", "", "pruned", "embargoed", "time"),
         (1, "a", "large", "blending", "holding", "advance"),
@@ -71,20 +71,20 @@ def test_changes_are_told_with_who_caused_them():
 
 
 def test_a_seed_that_fades_out_is_pruned_by_the_controller_first_and_by_time_last():
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=2,
         action=actions(Action("prune", 0, alpha_speed=3), Action("wait")),
         stage=stages([H], [B], [P]),
         blueprint=stages([1], [1], [-1]),
     )
-    assert reasons(trace) == [
+    assert reasons(record) == [
         (0, "a", "large", "holding", "blending", "prune"),
         (1, "a", "large", "blending", "pruned", "time"),
     ]
 
 
 def test_the_governor_prunes_live_seeds_and_nothing_else():
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=1,
         slots=4,
         action=np.array([[[Op.FOSSILIZE, 1, *[0] * 6]]]),
@@ -92,7 +92,7 @@ def test_the_governor_prunes_live_seeds_and_nothing_else():
         stage=stages([B, H, E, F], [P, F, R, F]),
         blueprint=stages([0, 1, -1, 1], [-1, 1, -1, 1]),
     )
-    assert reasons(trace) == [
+    assert reasons(record) == [
         (0, "a", "small", "blending", "pruned", "governor"),
         (0, "b", "large", "holding", "fossilized", "fossilize"),
         (0, "c", "", "embargoed", "resetting", "time"),
@@ -103,7 +103,7 @@ def test_a_change_comes_with_the_figures_it_was_decided_on():
     def over_time(first: float) -> np.ndarray:
         return np.array([first, -99.0]).reshape(2, 1, 1)
 
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=1,
         action=actions(Action("fossilize", 0)),
         stage=stages([H], [F]),
@@ -112,26 +112,25 @@ def test_a_change_comes_with_the_figures_it_was_decided_on():
         alpha=over_time(0.7),
         contribution=over_time(0.25),
         contribution_age=over_time(2),
-        seed_gradient=over_time(0.5),
+        gradient_norm=over_time(0.5),
     )
-    (event,) = lifecycle_events(trace, 7, 2)
+    (event,) = lifecycle_events(record, 7, 2)
     assert (event.update, event.group, event.env) == (7, 2, 0)
     expected = {"age": 9, "alpha": 0.7, "contribution": 0.25, "contribution_age": 2, "gradient_norm": 0.5}
     assert event.readiness == expected
 
 
 def test_what_happens_after_an_episode_is_not_told():
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=2,
         valid=np.array([[True], [False]]),
         verdict=np.array([[1], [1]]),
         gaming={"overclaiming": np.ones((2, 1, 1), dtype=bool)},
         stage=stages([B], [P], [E]),
         blueprint=stages([0], [-1], [-1]),
-        decisions=np.array([1]),
     )
-    for narrate in (lifecycle_events, rollback_events, gaming_events, decision_events):
-        assert [event.decision for event in narrate(trace, 0, 0)] == [0], narrate.__name__
+    for events_of in (lifecycle_events, rollback_events, gaming_events, decision_events):
+        assert [event.decision for event in events_of(record, 0, 0)] == [0], events_of.__name__
 
 
 # How episodes end.
@@ -139,7 +138,7 @@ def test_what_happens_after_an_episode_is_not_told():
 
 def test_the_outcome_of_an_episode_by_hand():
     rows = [Action("germinate", 0), Action("germinate", 1), Action("wait"), Action("prune", 0), Action("wait")]
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=5,
         slots=2,
         action=actions(*rows),
@@ -147,9 +146,9 @@ def test_the_outcome_of_an_episode_by_hand():
         reward=np.array([[1.0], [-0.5], [0.0], [0.25], [2.0]]),
         val_accuracy=np.array([[0.1], [0.2], [0.3], [0.4], [0.5], [0.6]]),
         score=np.array([58.5]),
-        parameters=np.array([130.0]),
+        exported_parameters=np.array([130]),
     )
-    (event,) = episode_events(trace, 7, 2)
+    (event,) = episode_events(record, 7, 2)
     assert event == EpisodeOutcome(
         update=7,
         group=2,
@@ -172,7 +171,7 @@ def test_a_host_that_was_rolled_back_is_judged_at_its_own_end():
     action = np.zeros((3, 2, len(HEADS)), dtype=np.int64)
     action[0, :, 0] = Op.GERMINATE
     stage = np.array([[[D], [D]], [[B], [P]], [[H], [E]], [[F], [R]]])
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=3,
         hosts=2,
         action=action,
@@ -180,9 +179,8 @@ def test_a_host_that_was_rolled_back_is_judged_at_its_own_end():
         stage=stage,
         verdict=np.array([[0, 3], [0, 0], [0, 0]]),
         val_accuracy=np.array([[0.1, 0.1], [0.2, 0.25], [0.3, 0.9], [0.4, 0.9]]),
-        decisions=np.array([3, 1]),
     )
-    whole, broken = episode_events(trace, 0, 0)
+    whole, broken = episode_events(record, 0, 0)
     assert (whole.decisions, whole.metric, whole.rolled_back) == (3, 0.4, False)
     assert whole.seeds == {"fossilized": 1, "pruned": 0, "dropped": 0}
     assert (broken.decisions, broken.metric, broken.rolled_back) == (1, 0.25, True)
@@ -207,13 +205,13 @@ def test_the_fates_of_real_seeds_add_up(tmp_path, tiny_task):
 
 
 def test_a_rollback_says_why_and_what_was_forfeited():
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=2,
         verdict=np.array([[0], [2]]),
         val_loss=np.array([[1.0], [2.0], [9.0]]),
         reward_terms={"forfeit": np.array([[0.0], [-12.5]])},
     )
-    assert list(rollback_events(trace, 7, 2)) == [
+    assert list(rollback_events(record, 7, 2)) == [
         GovernorRollback(update=7, group=2, env=0, decision=1, verdict="collapsed", val_loss=9.0, forfeited=12.5)
     ]
 
@@ -221,7 +219,7 @@ def test_a_rollback_says_why_and_what_was_forfeited():
 def test_a_suspicion_names_the_seed_and_the_reason():
     flags = np.zeros((2, 1, 2), dtype=bool)
     flags[1, 0, 1] = True
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=2,
         slots=2,
         gaming={"overclaiming": np.zeros_like(flags), "indispensable": flags},
@@ -232,13 +230,13 @@ def test_a_suspicion_names_the_seed_and_the_reason():
     )
     expected = {"decision": 1, "slot": "b", "blueprint": "large", "reason": "indispensable", "contribution": 0.4}
     expected |= {"gain": -0.25}
-    assert list(gaming_events(trace, 7, 2)) == [GamingSuspicion(update=7, group=2, env=0, **expected)]
+    assert list(gaming_events(record, 7, 2)) == [GamingSuspicion(update=7, group=2, env=0, **expected)]
 
 
 def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
     legal = np.zeros((1, 1, len(Op)), dtype=bool)
     legal[0, 0, [Op.WAIT, Op.PRUNE]] = True
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=1,
         slots=2,
         action=actions(Action("prune", 1, alpha_speed=5, alpha_curve="cosine")),
@@ -252,7 +250,7 @@ def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
         train_loss=np.array([[0.5], [9.0]]),
         host_gradient=np.array([[0.4], [9.0]]),
     )
-    (event,) = decision_events(trace, 7, 2)
+    (event,) = decision_events(record, 7, 2)
     assert event == DecisionMade(
         update=7,
         group=2,
@@ -274,9 +272,9 @@ def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
         ("off", set()),
         ("minimal", {GovernorRollback}),
         ("normal", {GovernorRollback, EpisodeOutcome, LifecycleChange, GamingSuspicion}),
-        ("debug", set(NARRATORS)),
+        ("debug", set(EVENTS_OF)),
     ],
 )
 def test_what_a_level_does_not_record_is_not_told(tmp_path, level, kinds):
     with Recorder(tmp_path, level) as recorder:
-        assert {kind for kind in NARRATORS if recorder.wants(kind)} == kinds
+        assert {kind for kind in EVENTS_OF if recorder.wants(kind)} == kinds

@@ -1,6 +1,6 @@
 """Gaming in real episodes: what is planted becomes an event, healthy growth does not; nothing is said without twins."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,18 @@ from helpers import tiny_run
 
 from simic.control.baselines import RandomController, WaitController
 from simic.control.heuristic import HeuristicController
+from simic.control.legality import Masks
 from simic.environment.config import EpisodeConfig
+from simic.environment.episodes import EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import Stage
+from simic.rewards.schemes import RewardConfig
 from simic.tasks.task import Task, make_task
 from simic.telemetry.events import GamingSuspicion, Update
 from simic.training import episodes
 from simic.training.episode_events import gaming_events
-from simic.training.episodes import Played, Trace, against_twins, play
+from simic.training.episodes import against_twins
 
 PLANTING = 5
 HOSTS = (1, 2, 3, 4)
@@ -30,16 +33,12 @@ def task() -> Task:
 
 
 def hosts(task: Task) -> HostTrainings:
-    return HostTrainings(task, HOSTS, episode=EpisodeConfig(horizon=12, anneal=False, attribute_at_end=False))
-
-
-def led_by(controller: Any) -> Callable:
-    return lambda facts, masks: (controller.act(facts), {})
+    return HostTrainings(task, HOSTS, episode=EpisodeConfig(horizon=12, anneal=False), reward=RewardConfig())
 
 
 @pytest.fixture(scope="module")
-def twins(task) -> Played:
-    return play(hosts(task), led_by(WaitController()))
+def twins(task) -> EpisodeRecord:
+    return play(hosts(task), decide_by(WaitController().act))
 
 
 @torch.no_grad()
@@ -61,21 +60,21 @@ def planted(trainings: HostTrainings, *, erase: bool) -> HostTrainings:
     """Hosts that grow one seed, whatever they are told, which then begins to game."""
     step = trainings.step
 
-    def scripted(actions: np.ndarray) -> Any:
+    def scripted(actions: np.ndarray, masks: Masks) -> Any:
         game(trainings, erase=erase)
         grows = trainings.facts().decision[0] == 0
         action = Action("germinate", "block1", "low_rank", tempo=3) if grows else Action()
         row = action.encode(trainings.task.slots, trainings.hosts.blueprint_names)
-        return step(np.stack([row] * trainings.num_hosts))
+        return step(np.stack([row] * trainings.num_hosts), masks)
 
     trainings.step = scripted
     return trainings
 
 
-def reasons(trace: Trace) -> dict[str, set[int]]:
+def reasons(record: EpisodeRecord) -> dict[str, set[int]]:
     """Which hosts were accused of what; and that of the planted seed, after the planting, only."""
     found: dict[str, set[int]] = {}
-    for event in gaming_events(trace, 0, 0):
+    for event in gaming_events(record, 0, 0):
         assert isinstance(event, GamingSuspicion)
         assert (event.slot, event.blueprint) == ("block1", "low_rank")
         assert event.decision >= PLANTING
@@ -86,17 +85,17 @@ def reasons(trace: Trace) -> dict[str, set[int]]:
 
 
 def test_a_seed_that_is_needed_for_nothing_gained_is_found(task, twins):
-    played = play(planted(hosts(task), erase=False), led_by(WaitController()))
-    assert played.trace.gaming == {}, "without the twins nothing can be said"
-    found = reasons(against_twins(played, twins, 1.0).trace)
+    played = play(planted(hosts(task), erase=False), decide_by(WaitController().act))
+    assert played.twins is None, "without the twins nothing can be said"
+    found = reasons(against_twins(played, twins, 1.0))
     assert len(found["overclaiming"]) >= 2
     assert set.union(*found.values()) == set(range(4))
 
 
 def test_a_seed_that_is_needed_while_the_host_gets_worse_is_found(task, twins):
-    trace = against_twins(play(planted(hosts(task), erase=True), led_by(WaitController())), twins, 1.0).trace
-    lived = set(np.flatnonzero(~trace.verdict.any(0)).tolist())
-    found = reasons(trace)
+    record = against_twins(play(planted(hosts(task), erase=True), decide_by(WaitController().act)), twins, 1.0)
+    lived = set(np.flatnonzero(~record.verdict.any(0)).tolist())
+    found = reasons(record)
     assert len(lived) >= 2
     assert len(found["indispensable"] & lived) >= 2
     assert "overclaiming" not in found
@@ -104,29 +103,30 @@ def test_a_seed_that_is_needed_while_the_host_gets_worse_is_found(task, twins):
 
 @pytest.mark.parametrize("controller", [WaitController(), HeuristicController(), RandomController(0)])
 def test_healthy_episodes_stay_quiet(task, twins, controller):
-    trace = against_twins(play(hosts(task), led_by(controller)), twins, 1.0).trace
-    assert not list(gaming_events(trace, 0, 0))
-    assert trace.gaming.keys() == {"overclaiming", "indispensable"}
+    record = against_twins(play(hosts(task), decide_by(controller.act)), twins, 1.0)
+    assert not list(gaming_events(record, 0, 0))
+    assert record.twins is not None
+    assert record.twins.gaming.keys() == {"overclaiming", "indispensable"}
 
 
-def all_suspect(twins: Played, *, ended: int | None = None, stage: Stage = Stage.HOLDING) -> np.ndarray:
+def all_suspect(twins: EpisodeRecord, *, ended: int | None = None, stage: Stage = Stage.HOLDING) -> np.ndarray:
     """Flags (T, N, S) of hosts that need all their seeds and are worse than their twins; the second may end early."""
-    t, n = twins.trace.valid.shape
+    t, n = twins.valid.shape
     decisions = np.array([t, ended or t, *[t] * (n - 2)])
     steps = np.arange(t)[:, None]
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=t,
         hosts=n,
         slots=2,
         stage=np.full((t + 1, n, 2), stage),
         alpha=np.ones((t + 1, n, 2)),
         contribution=np.full((t + 1, n, 2), 0.5),
-        val_accuracy=twins.trace.val_accuracy - 0.1,
+        val_accuracy=twins.val_accuracy - 0.1,
         valid=steps < decisions,
-        decisions=decisions,
     )
-    played = Played({"terminated": steps >= decisions - 1, "reward": trace.reward}, trace)
-    return against_twins(played, twins, 1.0).trace.gaming["indispensable"]
+    compared = against_twins(record, twins, 1.0).twins
+    assert compared is not None
+    return compared.gaming["indispensable"]
 
 
 def test_only_live_seeds_of_networks_that_can_be_compared_are_judged(twins):
@@ -139,9 +139,9 @@ def test_only_live_seeds_of_networks_that_can_be_compared_are_judged(twins):
     assert flags[3, 1].all()
     assert not flags[4:, 1].any(), "a host that broke is over"
     assert flags[4:-1, 0].all()
-    over = np.zeros_like(twins.rollout["terminated"])
-    over[4:, 1] = True
-    flags = all_suspect(Played(twins.rollout | {"terminated": over}, twins.trace))
+    valid = twins.valid.copy()
+    valid[5:, 1] = False
+    flags = all_suspect(replace(twins, valid=valid))
     assert not flags[4:, 1].any(), "so is one whose twin broke"
 
 

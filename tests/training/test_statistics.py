@@ -18,26 +18,26 @@ def ops(rows: list[list[Op]]) -> np.ndarray:
 
 
 def test_means_over_all_episodes_of_groups_of_unlike_slots():
-    one = tiny_run.make_trace(
+    one = tiny_run.make_record(
         steps=2,
         hosts=2,
         score=np.array([10.0, 20.0]),
         twin_score=np.array([9.0, 22.0]),  # gains 1 and -2
         reward=np.array([[1.0, 2.0], [3.0, 4.0]]),  # returns 4 and 6
-        parameters=np.array([200.0, 100.0]),  # growth 1 and 0
+        exported_parameters=np.array([200, 100]),  # growth 1 and 0
         action=ops([[Op.WAIT, Op.GERMINATE], [Op.WAIT, Op.PRUNE]]),
         stage=np.array([[[0], [0]], [[0], [0]], [[Stage.FOSSILIZED], [Stage.HOLDING]]]),
         val_accuracy=np.array([[0.0, 0.0], [0.0, 0.0], [0.2, 0.4]]),
         reward_terms={"score": np.array([[1.0, 2.0], [3.0, 4.0]])},
     )
-    other = tiny_run.make_trace(
+    other = tiny_run.make_record(
         steps=2,
         hosts=1,
         slots=3,
         score=np.array([60.0]),
         twin_score=np.array([53.0]),  # 7
         reward=np.array([[5.0], [6.0]]),  # 11
-        parameters=np.array([400.0]),  # 2
+        exported_parameters=np.array([400]),  # 2
         action=ops([[Op.WAIT], [Op.WAIT]]),
         stage=np.array([[[0, 0, 0]], [[0, 0, 0]], [[Stage.FOSSILIZED, Stage.FOSSILIZED, 0]]]),
         val_accuracy=np.array([[0.0], [0.0], [0.9]]),
@@ -71,25 +71,24 @@ def test_what_comes_after_a_rollback_does_not_count():
     flags = np.zeros((3, 2, 2), dtype=bool)
     flags[0, 0, 0] = flags[2, 0, 0] = True  # one slot of a host that lives
     flags[2, 1] = True  # and both of one whose episode is over
-    trace = tiny_run.make_trace(
+    record = tiny_run.make_record(
         steps=3,
         hosts=2,
         slots=2,
         valid=np.array([[True, True], [True, False], [True, False]]),
-        decisions=np.array([3, 1]),
         verdict=np.array([[0, 1], [0, 0], [0, 0]]),
         action=ops([[Op.GERMINATE, Op.WAIT], [Op.WAIT, Op.WAIT], [Op.WAIT, Op.WAIT]]),
         val_accuracy=np.array([[0.0, 0.0], [0.0, 0.3], [0.0, 0.9], [0.5, 0.9]]),
         gaming={"overclaiming": flags, "indispensable": np.zeros_like(flags)},
         reward_terms={"score": np.array([[1.0, 2.0], [1.0, 50.0], [1.0, 50.0]])},
     )
-    figures = episode_figures([trace])
+    figures = episode_figures([record])
     assert figures["rollbacks"] == 0.5
     assert figures["accuracy"] == pytest.approx(0.4)
     assert figures["op/germinate"] == 0.25  # of four decisions
     assert figures["reward/score"] == 2.5
     assert figures["gaming"] == 0.25  # one of four slots
-    assert np.isnan(episode_figures([replace(trace, gaming={})])["gaming"])  # without twins it is not known
+    assert np.isnan(episode_figures([replace(record, twins=None)])["gaming"])  # without twins it is not known
 
 
 @pytest.mark.parametrize(
@@ -97,10 +96,10 @@ def test_what_comes_after_a_rollback_does_not_count():
     [([np.nan, 2.0, 1.0], 2.0), ([np.nan, np.inf, 1.0], np.inf), ([np.nan, np.nan, np.nan], 0.0)],
 )
 def test_the_largest_gradient_is_of_what_was_measured(measured, largest):
-    trace = tiny_run.make_trace(
-        steps=2, host_gradient=np.array(measured)[:, None], seed_gradient=np.full((3, 1, 1), 0.5)
+    record = tiny_run.make_record(
+        steps=2, host_gradient=np.array(measured)[:, None], gradient_norm=np.full((3, 1, 1), 0.5)
     )
-    figures = episode_figures([trace])
+    figures = episode_figures([record])
     assert (figures["host_gradient_max"], figures["seed_gradient_max"]) == (largest, 0.5)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simic.control.facts import Facts
-from simic.lifecycle.actions import Op
+from simic.lifecycle.actions import HEAD_USED, HEAD_VALUES, HEADS, Column, Op
 from simic.lifecycle.slots import legal_ops
 
 
@@ -26,3 +26,27 @@ def legal_masks(facts: Facts) -> Masks:
     slot = legal_ops(facts.slots, facts.lifecycle)
     slot[:, Op.GERMINATE] &= fits.any(1)
     return Masks(op=np.asarray(slot.any(2)), slot=slot, blueprint=fits)
+
+
+def replace_illegal(actions: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
+    """Actions (N, H) with wait in place of illegal ones and 0 in unused heads; and which were illegal (N,)."""
+    op, slot, blueprint = actions[:, Column.OP], actions[:, Column.SLOT], actions[:, Column.BLUEPRINT]
+    legal = masks.slot[np.arange(len(actions)), op, slot]
+    legal &= (op != Op.GERMINATE) | masks.blueprint[slot, blueprint]
+    return actions * (HEAD_USED[op] & legal[:, None]), ~legal
+
+
+def flat_mask(masks: Masks) -> np.ndarray:
+    """One column per choice of every head (N, sum of head sizes): True if some legal operation but wait can use it.
+
+    A head that none can use keeps its first choice. Wait is always legal, with any choice of the other heads.
+    """
+    slot = masks.slot.copy()  # (N, ops, S)
+    slot[:, Op.WAIT] = False
+    blueprint = (masks.slot[:, Op.GERMINATE, :, None] & masks.blueprint).any(1)  # (N, B)
+    usable = masks.op @ HEAD_USED  # (N, H)
+    heads = [masks.op, np.asarray(slot.any(1)), np.asarray(blueprint)]
+    heads += [np.repeat(usable[:, [i]], len(HEAD_VALUES[HEADS[i]]), axis=1) for i in range(len(heads), len(HEADS))]
+    for choices in heads:
+        choices[:, 0] |= ~choices.any(1)
+    return np.concatenate(heads, axis=1)

@@ -22,6 +22,7 @@ from simic.control.legality import Masks, legal_masks
 from simic.lifecycle.actions import STYLES, Op
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import INCUBATIONS, Stage
+from simic.rewards.score import quality, score
 
 WINDOW = 16
 """Host epochs of history that are looked at."""
@@ -166,8 +167,16 @@ def _slope(window: np.ndarray) -> np.ndarray:
 
 
 def _score_change(view: _View) -> np.ndarray:
-    before, now = view.facts.parameters[:, -2:].T if view.facts.parameters.shape[1] > 1 else (np.nan, np.nan)
-    return 100 * view.change[_ACCURACY, :, 0] - np.log2(now / before)
+    """Change of the score over the last decision (N,); NaN where the score before or after is not known."""
+    parameters = view.facts.parameters[:, -2:]
+    if parameters.shape[1] < 2:
+        return np.full(view.facts.num_hosts, np.nan)
+    loss, accuracy = view.history[_VAL_LOSS][:, -2:], view.history[_ACCURACY][:, -2:]
+    has_accuracy = ~np.isnan(view.history[_ACCURACY]).all(1, keepdims=True)
+    known = ~np.isnan(np.where(has_accuracy, accuracy, loss))
+    found = np.where(known, quality(accuracy, loss, view.reference[:, None], has_accuracy), np.nan)
+    before, now = score(found, parameters, view.facts.host_parameters[:, None]).T
+    return now - before
 
 
 def _since_best(view: _View) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""The RL view: attribution, governor, vector environment, Gymnasium adapters."""
+"""Many host trainings as one environment: decision cycle, episodes, attribution."""

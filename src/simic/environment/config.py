@@ -1,4 +1,4 @@
-"""What an episode is; when a host counts as broken stands in `control.governor`."""
+"""EpisodeConfig; the settings of the governor are defined in `control.governor`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from simic.control.governor import GovernorConfig as GovernorConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
-    """What an episode is."""
+    """Settings of an episode."""
 
     horizon: int = 24
-    """Decisions of an episode; one host epoch passes between two."""
+    """Decisions per episode; one host epoch passes between two decisions."""
     anneal: bool = True
-    """Whether each host's learning rate falls to zero along a cosine over the episode."""
-    attribute_at_end: bool = True
-    """Whether the seeds of an episode that reaches its horizon get Shapley values; at most 2^S validation passes."""
+    """Anneal each host's learning rate to zero along a cosine over the episode."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1:

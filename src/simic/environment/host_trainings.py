@@ -1,12 +1,17 @@
-"""HostTrainings: the decision cycle of N hosts, as in the design: act, tick, train, judge, govern, reward, observe.
+"""HostTrainings: the decision cycle of N hosts that train side by side.
+
+One step is: execute actions, tick the lifecycle, train one host epoch, validate and measure contributions, let the
+governor restore broken hosts, compute rewards.
 
 Shapes: N hosts, S slots, H heads of an action, K host epochs of history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +19,14 @@ from torch import Tensor
 
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import Governor, Verdict
+from simic.control.legality import Masks
 from simic.environment.attribution import EpisodeAttribution, attribute_episodes
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.lifecycle.actions import HEADS
-from simic.lifecycle.slots import SlotState, note_contributions, to_measure
+from simic.lifecycle.actions import HEADS, Column
+from simic.lifecycle.slots import note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
 from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
+from simic.rewards.score import RENT_WEIGHT, quality, score
 from simic.rewards.transition import Transition
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
@@ -28,26 +35,25 @@ from simic.stacked.snapshot import Snapshot
 from simic.tasks.task import Task
 
 EVALUATION_CHUNK = 256
-"""Validation samples of every host that go through the network at once."""
+"""Samples of every host per forward pass in evaluation: bounds the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one decision led to, for every host (N,)."""
+    """Result of one decision, for every host (N,)."""
 
     facts: Facts
-    """What is known after it: what the next decision is taken on."""
-    reward: RewardBreakdown
+    """The state after the decision."""
+    reward: RewardBreakdown | None
+    """None if the trainings compute no rewards."""
     ended: np.ndarray
-    """The episode is over, at its horizon or by the governor; nothing follows that a value could stand for."""
+    """The episode terminated, at its horizon or by the governor; there is no value to bootstrap from."""
     verdict: np.ndarray
-    """What the governor said: codes of `governor.Verdict`."""
-    attribution: EpisodeAttribution | None
-    """How the seeds, live ones included, share the validation metric, where an episode reached its horizon."""
+    """Codes of `governor.Verdict`."""
 
 
 class HostTrainings:
-    """N hosts of one task that learn side by side while somebody decides how they grow."""
+    """N hosts of one task, trained as one stack while a controller grows them."""
 
     def __init__(
         self,
@@ -59,8 +65,9 @@ class HostTrainings:
         reward: RewardConfig | None = None,
         governor: GovernorConfig | None = None,
     ) -> None:
-        self.task = task
-        self.episode, self.reward = episode or EpisodeConfig(), reward or RewardConfig()
+        """One host per rng seed. Without `reward` no rewards are computed."""
+        self.task, self.reward = task, reward
+        self.episode = episode or EpisodeConfig()
         drawn = [task.draw(int(rng_seed)) for rng_seed in rng_seeds]
         self.hosts = StackedHosts(
             task.make_host,
@@ -92,7 +99,7 @@ class HostTrainings:
         return self.hosts.num_hosts
 
     def reset(self, hosts: np.ndarray, rng_seeds: Sequence[int]) -> Facts:
-        """Begin new episodes in some places; what is known then, of all."""
+        """Replace the hosts with these indices by fresh ones at the start of an episode; returns the facts of all N."""
         drawn = [self.task.draw(int(rng_seed)) for rng_seed in rng_seeds]
         self.hosts.reset(hosts, np.asarray(rng_seeds))
         self.data.reset(hosts, [own.data for own in drawn], rng_seeds)
@@ -104,40 +111,40 @@ class HostTrainings:
         self._begin(hosts)
         return self.facts()
 
-    def step(self, actions: np.ndarray) -> Outcome:
-        """One decision for every host; an illegal action raises and changes nothing."""
-        before, figures_before = self.hosts.slot_state.copy(), self._figures()
-        self.hosts.execute(actions)
+    def step(self, actions: np.ndarray, masks: Masks | None = None) -> Outcome:
+        """One decision of every host (N, H); an illegal action raises and changes nothing.
+
+        `masks` are those of the current facts: with them legality is not computed again.
+        """
+        before = self.facts()
+        self.hosts.execute(actions, None if masks is None else masks.slot)
         self.hosts.tick()
         train_loss = self._train()
         self.hosts.report_gradients()
-        val_loss, metric, switched = self._attribute()
+        val_loss, metric, switched = self._validate_with_ablations()
         measured = to_measure(self.hosts.slot_state)
         self._decision += 1
-        # A seed that leaves may take much of the host's skill with it, on purpose: what was usual before is no measure.
-        self.governor.reset(np.flatnonzero((self.hosts.slot_state.alpha < before.alpha).any(1)))
+        # Removing a seed may cost quality on purpose, so the loss history from before says nothing about divergence.
+        self.governor.reset(np.flatnonzero((self.hosts.slot_state.alpha < before.slots.alpha).any(1)))
         verdict = self._govern(val_loss, train_loss)
         broken = verdict != Verdict.OK
-        # What was measured in a broken network says nothing of the one that was restored.
+        # Contributions measured in a broken network do not hold for the restored one.
         note_contributions(self.hosts.slot_state, measured & ~broken[:, None], metric, switched)
         final = (self._decision >= self.episode.horizon) & ~broken
-        if final.any() or broken.any():
-            self._judge_exported(final | broken, val_loss, metric)
-        self._remember(np.arange(self.num_hosts), val_loss, metric, train_loss)
+        ended = final | broken
+        if ended.any():  # at the end of an episode the exported network counts, without live seeds
+            exported_loss, exported_metric = self._evaluate("validation", exported=True)
+            val_loss[ended], metric[ended] = exported_loss[ended], exported_metric[ended]
+        self._append_history(np.arange(self.num_hosts), val_loss, metric, train_loss)
         self._previous_action = actions.copy()
-        facts = self._step_facts(actions, before, figures_before, final, broken)
-        breakdown = reward(facts, self.reward)
-        self._earned = earned_next(self._earned, breakdown, self.reward.gamma)
-        return Outcome(
-            facts=self.facts(),
-            reward=breakdown,
-            ended=final | broken,
-            verdict=verdict,
-            attribution=self._attribute_seeds(final) if final.any() and self.episode.attribute_at_end else None,
-        )
+        after, paid = self.facts(), None
+        if self.reward is not None:
+            paid = reward(self._transition(actions, before, after, final, broken), self.reward)
+            self._earned = earned_next(self._earned, paid, self.reward.gamma)
+        return Outcome(facts=after, reward=paid, ended=ended, verdict=verdict)
 
     def facts(self) -> Facts:
-        """What is known now."""
+        """The current state of all hosts, as copies."""
         n = self.num_hosts
         return Facts(
             slots=self.hosts.slot_state.copy(),
@@ -156,23 +163,39 @@ class HostTrainings:
         )
 
     def parameters(self, *, exported: np.ndarray | bool = False) -> np.ndarray:
-        """Parameters of every network (N,), without live seeds where it is `exported` (N,)."""
+        """Parameters of every network (N,), without live seeds where `exported` (N,)."""
         left_out = np.reshape(exported, (-1, 1)) & self.hosts.slot_state.live
         return self.hosts.host_parameters + np.where(left_out, 0, self.hosts.seed_parameters()).sum(1)
 
-    def test_metric(self) -> np.ndarray:
-        """Metric of the exported networks on the test split (N,): for evaluation only."""
-        return self._evaluate("test", exported=True)[1]
+    def quality(self) -> np.ndarray:
+        """Quality on validation data (N,); after the end of an episode that of the exported network."""
+        return self._quality(self._history["val_loss"][:, -1], self._history["val_accuracy"][:, -1])
 
-    # The parts of the cycle.
+    def score(self, *, exported: np.ndarray | bool = False) -> np.ndarray:
+        """Score of the current quality (N,); rent is due for live seeds except where `exported` (N,)."""
+        rent_weight = RENT_WEIGHT if self.reward is None else self.reward.rent_weight
+        return score(self.quality(), self.parameters(exported=exported), self.hosts.host_parameters, rent_weight)
+
+    def test_quality(self) -> np.ndarray:
+        """Quality of the exported networks on the test split (N,): for evaluation only."""
+        return self._quality(*self._evaluate("test", exported=True))
+
+    def attribute(self, which: np.ndarray) -> EpisodeAttribution:
+        """Shapley values and interactions of all seeds, live ones included, of the hosts `which` (mask (N,)).
+
+        Costs up to 2^S passes over the validation split.
+        """
+        return attribute_episodes(self.hosts, [(x, y) for x, y, _ in self._chunks("validation")], which)
+
+    def _quality(self, loss: np.ndarray, metric: np.ndarray) -> np.ndarray:
+        return quality(metric, loss, self.task.random_guess_loss, ~np.isnan(self._first[1]))
 
     def _begin(self, hosts: np.ndarray) -> None:
-        """Judge fresh hosts, and take them for good."""
+        """Validate fresh hosts and save their weights as the first good ones."""
         val_loss, metric = self._evaluate("validation")
         self._first[0, hosts], self._first[1, hosts] = val_loss[hosts], metric[hosts]
-        self._remember(hosts, val_loss, metric, np.full(self.num_hosts, np.nan))
-        which = np.isin(np.arange(self.num_hosts), hosts)
-        self.snapshot.save(self.hosts, which)
+        self._append_history(hosts, val_loss, metric, np.full(self.num_hosts, np.nan))
+        self.snapshot.save(self.hosts, np.isin(np.arange(self.num_hosts), hosts))
 
     def _train(self) -> np.ndarray:
         """One host epoch of every host; the mean loss (N,)."""
@@ -182,91 +205,74 @@ class HostTrainings:
         total = torch.zeros_like(rate)
         for x, y in self.data.batches():
             total += self.hosts.train_step(x, y, rate)
-        return _numbers(total / self.data.steps_per_host_epoch)
+        return _to_numpy(total / self.data.steps_per_host_epoch)
 
-    def _attribute(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Validation loss and metric (N,), and the metric with each seed to measure switched the other way (N, S)."""
-        loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
-        flipped = np.zeros(self.hosts.slot_state.stage.shape)
-        for x, y, weight in self._chunks("validation"):
-            part = self.hosts.evaluate_and_attribute(x, y)
-            loss += weight * _numbers(part[0])
-            metric += weight * _numbers(part[1])
-            flipped += weight * part[2]
-        return loss, metric, flipped
-
-    def _attribute_seeds(self, which: np.ndarray) -> EpisodeAttribution:
-        return attribute_episodes(self.hosts, [(x, y) for x, y, _ in self._chunks("validation")], which)
+    def _validate_with_ablations(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Validation loss and metric (N,), and the metric with each measured seed switched on or off (N, S)."""
+        loss, metric, switched = self._mean_over("validation", self.hosts.evaluate_and_attribute)
+        return loss, metric, switched
 
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        loss, metric = np.zeros(self.num_hosts), np.zeros(self.num_hosts)
-        for x, y, weight in self._chunks(split):
-            part = self.hosts.evaluate(x, y, exported=exported)
-            loss += weight * _numbers(part[0])
-            metric += weight * _numbers(part[1])
+        """Loss and metric (N,)."""
+        loss, metric = self._mean_over(split, partial(self.hosts.evaluate, exported=exported))
         return loss, metric
 
+    def _mean_over(self, split: str, evaluate: Callable[[Tensor, Tensor], tuple[Any, ...]]) -> list[np.ndarray]:
+        """Means over the samples of a split of the figures that `evaluate` computes from a chunk."""
+        totals: list[Any] = []
+        for x, y, weight in self._chunks(split):
+            parts = [weight * _to_numpy(own) for own in evaluate(x, y)]
+            totals = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
+        return totals
+
     def _chunks(self, split: str) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """A split of every host (N, B, ...) piece by piece, each with its share of the samples."""
+        """A split of every host (N, B, ...) in chunks, each with its share of the samples."""
         size = self.data.size(split)
         for start in range(0, size, EVALUATION_CHUNK):
             x, y = self.data.split(split, slice(start, start + EVALUATION_CHUNK))
             yield x, y, x.shape[1] / size
 
     def _govern(self, val_loss: np.ndarray, train_loss: np.ndarray) -> np.ndarray:
-        """The governor's verdicts (N,); broken hosts get their last good weights back, good ones are remembered."""
+        """Verdicts (N,); broken hosts get their last good weights back, trusted ones are saved."""
         random_guess = np.full(self.num_hosts, self.task.random_guess_loss)
         verdict = self.governor.judge(val_loss, train_loss, random_guess)
         self.snapshot.restore(self.hosts, verdict != Verdict.OK)
         self.snapshot.save(self.hosts, self.governor.trusted)
         return verdict
 
-    def _judge_exported(self, which: np.ndarray, val_loss: np.ndarray, metric: np.ndarray) -> None:
-        """At the end of an episode the exported network counts, without live seeds."""
-        exported_loss, exported_metric = self._evaluate("validation", exported=True)
-        val_loss[which], metric[which] = exported_loss[which], exported_metric[which]
-
-    def _remember(self, hosts: np.ndarray, val_loss: np.ndarray, metric: np.ndarray, train_loss: np.ndarray) -> None:
-        seen = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
+    def _append_history(
+        self, hosts: np.ndarray, val_loss: np.ndarray, metric: np.ndarray, train_loss: np.ndarray
+    ) -> None:
+        new = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
         for name, values in self._history.items():
-            values[hosts] = np.concatenate([values[hosts, 1:], seen[name][hosts, None]], axis=1)
+            values[hosts] = np.concatenate([values[hosts, 1:], new[name][hosts, None]], axis=1)
 
-    def _figures(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Validation loss, metric and parameters before a decision."""
-        return self._history["val_loss"][:, -1].copy(), self._history["val_accuracy"][:, -1].copy(), self.parameters()
-
-    def _step_facts(
-        self,
-        actions: np.ndarray,
-        slots_before: SlotState,
-        before: tuple[np.ndarray, np.ndarray, np.ndarray],
-        final: np.ndarray,
-        broken: np.ndarray,
+    def _transition(
+        self, actions: np.ndarray, before: Facts, after: Facts, final: np.ndarray, broken: np.ndarray
     ) -> Transition:
-        n = self.num_hosts
         return Transition(
-            op=actions[:, 0],
-            slot=actions[:, 1],
-            slots_before=slots_before,
-            slots_after=self.hosts.slot_state.copy(),
-            loss_before=before[0],
-            metric_before=before[1],
-            parameters_before=before[2],
-            loss_after=self._history["val_loss"][:, -1].copy(),
-            metric_after=self._history["val_accuracy"][:, -1].copy(),
+            op=actions[:, Column.OP],
+            slot=actions[:, Column.SLOT],
+            slots_before=before.slots,
+            slots_after=after.slots,
+            loss_before=before.val_loss[:, -1],
+            loss_after=after.val_loss[:, -1],
+            metric_before=before.val_accuracy[:, -1],
+            metric_after=after.val_accuracy[:, -1],
+            parameters_before=before.host_parameters + before.seed_parameters.sum(1),
             parameters_after=self.parameters(exported=final | broken),
-            host_parameters=np.full(n, self.hosts.host_parameters),
-            seed_parameters_after=self.hosts.seed_parameters(),
+            host_parameters=after.host_parameters,
+            seed_parameters_after=after.seed_parameters,
             final=final,
             rolled_back=broken,
-            decision=self._decision - 1,
-            horizon=np.full(n, self.episode.horizon),
-            random_guess_loss=np.full(n, self.task.random_guess_loss),
+            decision=before.decision,
+            horizon=after.horizon,
+            random_guess_loss=after.random_guess_loss,
             first_loss=self._first[0].copy(),
             first_metric=self._first[1].copy(),
             earned=self._earned.copy(),
         )
 
 
-def _numbers(values: Tensor) -> np.ndarray:
-    return values.detach().double().cpu().numpy()
+def _to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else values

@@ -1,4 +1,4 @@
-"""How each kind of contestant plays: a pure function of the task, the settings and what the contestant is given.
+"""How each kind of candidate plays a task: a pure function of the task, the settings and the candidate's inputs.
 
 Shapes: T decisions, N hosts (one per rng seed), H heads of an action.
 """
@@ -27,15 +27,16 @@ from simic.control.learned import (
     network_of,
     row_masks,
 )
-from simic.control.legality import legal_masks
+from simic.control.legality import legal_masks, replace_illegal
 from simic.control.observation import observe
 from simic.control.plan import PlanController, load_plan
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.episodes import EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import task_rng_seed
-from simic.evaluation.measures import Fossil, episodes, play
+from simic.evaluation.flops import TrainingFlops
+from simic.evaluation.measures import Fossil, fossils, measure_episodes
 from simic.evaluation.parsing import Candidate, NamedTask
-from simic.gymnasium.vector_env import replace_illegal
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
@@ -44,15 +45,15 @@ from simic.storage.checkpoint import find_checkpoint, is_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.families import find_family
 from simic.tasks.task import Task, make_task
-from simic.training.episodes import Weights
+from simic.training.episodes import PolicyWeights
 
 EVALUATION = 0xE7A1
-"""Keeps the hosts of evaluations apart from those of training runs that have the same rng seed."""
+"""Makes the hosts of evaluations differ from those of training runs with the same rng seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all contestants have in common."""
+    """Settings that all candidates share."""
 
     rng_seeds: tuple[int, ...]
     """One host of every task for each."""
@@ -60,10 +61,10 @@ class Settings:
     lifecycle: LifecycleConfig
     governor: GovernorConfig
     greedy: bool = True
-    """Whether learned controllers take the likeliest action, or draw one."""
+    """Whether learned controllers take the most likely action instead of sampling."""
 
     def trainings(self, task: Task, rng_seeds: Sequence[int] | None = None) -> HostTrainings:
-        """Fresh hosts: task and rng seed fix their data, initial weights and batches, whoever leads them."""
+        """Fresh hosts: task and rng seed alone determine their data, initial weights and batches."""
         return HostTrainings(
             task,
             [task_rng_seed(rng_seed, EVALUATION) for rng_seed in rng_seeds or self.rng_seeds],
@@ -74,7 +75,7 @@ class Settings:
 
 
 class Unit(NamedTuple):
-    """One contestant on one task, and what this contestant is given: a plan, weights, fossils, ..."""
+    """One candidate on one task, with the candidate's inputs: a plan, weights, fossils, ..."""
 
     task: NamedTask
     kind: str
@@ -82,7 +83,7 @@ class Unit(NamedTuple):
 
 
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
-    """The episodes of a unit as JSON values; of a learned controller also what its ablations need."""
+    """The measured episodes of a unit as JSON values; of a learned controller also the inputs of its ablations."""
     task = find_task(unit.task)
     if unit.kind == "static_wide":
         return _play_wide(settings, task, unit.inputs)
@@ -90,12 +91,22 @@ def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     if unit.kind == "static_final":
         plant_fossils(trainings, unit.inputs)
     controller = CONTROLLERS[unit.kind](settings, unit.inputs)
-    lives = play(trainings, controller.act)
-    part: dict[str, Any] = {"episodes": episodes(lives, settings.rng_seeds, trainings.hosts.host_parameters)}
+    own = trainings.hosts.host_parameters
+    record, episodes = evaluate_episodes(trainings, controller.act, settings.rng_seeds, own)
+    part: dict[str, Any] = {"episodes": episodes}
     if unit.kind == "learned":
-        part["actions"] = lives.actions.tolist()
-        part["fossils"] = [lives.fossils(host) for host in range(trainings.num_hosts)]
+        part["actions"] = record.action.tolist()
+        part["fossils"] = [fossils(record, host) for host in range(trainings.num_hosts)]
     return part
+
+
+def evaluate_episodes(
+    trainings: HostTrainings, act: Callable[[Facts], np.ndarray], rng_seeds: Sequence[int], host_parameters: int
+) -> tuple[EpisodeRecord, list[dict[str, Any]]]:
+    """Play whole episodes and measure them: the record, and a dict of JSON values per host."""
+    record = play(trainings, decide_by(act), evaluate=True)
+    flops = TrainingFlops(trainings).of_episodes(record)
+    return record, measure_episodes(record, flops, rng_seeds, host_parameters)
 
 
 def find_task(task: NamedTask) -> Task:
@@ -110,7 +121,7 @@ def inputs_of(candidate: Candidate) -> Any:
     if candidate.kind == "plan":
         return load_plan(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
-        return Weights.of(_find_network(candidate.path))
+        return PolicyWeights.of(_find_network(candidate.path))
     return None
 
 
@@ -190,11 +201,11 @@ def most_frequent(actions: np.ndarray) -> np.ndarray:
     return actions[:, sequences.index(common)]
 
 
-def _learned(settings: Settings, weights: Weights) -> LearnedController:
+def _learned(settings: Settings, weights: PolicyWeights) -> LearnedController:
     return LearnedController(weights.network(), greedy=settings.greedy, rng_seed=EVALUATION)
 
 
-def _shuffled(settings: Settings, weights: Weights) -> ShuffledController:
+def _shuffled(settings: Settings, weights: PolicyWeights) -> ShuffledController:
     return ShuffledController(weights.network(), len(settings.rng_seeds), greedy=settings.greedy)
 
 
@@ -233,12 +244,13 @@ def _play_wide(settings: Settings, task: Task, parameters: Sequence[int]) -> dic
     if task.host_of_width is None:
         return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no static_wide"}
     widths = [width_for(task.host_of_width, wanted) for wanted in parameters]
-    own, records = count_parameters(task.make_host), {}
+    own, results = count_parameters(task.make_host), {}
     for width in sorted(set(widths)):
         rng_seeds = [seed for seed, its in zip(settings.rng_seeds, widths, strict=True) if its == width]
-        lives = play(settings.trainings(task.widened(width), rng_seeds), WaitController().act)
-        records |= {record["rng_seed"]: record for record in episodes(lives, rng_seeds, own)}
-    return {"episodes": [records[rng_seed] for rng_seed in settings.rng_seeds]}
+        trainings = settings.trainings(task.widened(width), rng_seeds)
+        episodes = evaluate_episodes(trainings, WaitController().act, rng_seeds, own)[1]
+        results |= {episode["rng_seed"]: episode for episode in episodes}
+    return {"episodes": [results[rng_seed] for rng_seed in settings.rng_seeds]}
 
 
 def width_for(host_of_width: Callable[[int], Callable[[], nn.Module]], parameters: int) -> int:

@@ -22,12 +22,12 @@ from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.evaluation.candidates import Settings, Unit, find_task, inputs_from_episodes, inputs_of, play_unit
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.groups import Groups
-from simic.evaluation.measures import RENT
 from simic.evaluation.output import FORMAT, ProgressReporter, ResultCache, print_tables, write_results
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
-from simic.training.episodes import Weights
+from simic.rewards.score import RENT_WEIGHT
+from simic.training.episodes import PolicyWeights
 from simic.workers.build import make_pool
 from simic.workers.protocol import Pool
 
@@ -186,7 +186,7 @@ class Comparison:
                 "horizon": config.horizon,
                 "incubation": config.incubation,
                 "sample": config.sample,
-                "rent_weight": RENT,
+                "rent_weight": RENT_WEIGHT,
             },
             "controllers": controllers,
             "groups": groups,
@@ -210,7 +210,7 @@ def _is_derived(candidate: Candidate) -> bool:
 
 def _digest(inputs: Any) -> str:
     """A hash of what a contestant is given on every task."""
-    if not isinstance(inputs, Weights):
+    if not isinstance(inputs, PolicyWeights):
         return repr(inputs)
     digest = hashlib.sha256(repr(inputs.config).encode())
     for name, array in inputs.arrays.items():

@@ -1,10 +1,10 @@
-"""TrainingFlops: the floating-point operations of training, counted by torch, not estimated.
+"""TrainingFlops: floating-point operations of training, counted by torch's FlopCounterMode.
 
-What is counted: multiplications and additions of matrix products and convolutions (a multiply-add is two), in the
-forward and backward passes over the training samples of a host: its segments, and every seed while it speaks or is in
-training, fossils included, with its gate. A seed in shadow training also pays its second pass through the segments
-behind its slot. Not counted: elementwise operations, norms, the optimizer, validation and the measuring of
-contributions, which are the same work for every contestant but for a few percent.
+Counted are multiplications and additions of matrix products and convolutions (a multiply-add is two) in the forward and
+backward passes over the training samples: those of the host, and of every seed, with its gate, while its alpha is above
+0 or it is in training. A seed in shadow training adds a second pass through the segments behind its slot. Not counted
+are elementwise operations, normalisation, the optimizer, validation and ablations: for all controllers the same within
+a few percent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from simic.control.governor import Verdict
+from simic.environment.episodes import EpisodeRecord
 from simic.environment.host_trainings import HostTrainings
 from simic.growth.blend import OPERATORS
 from simic.growth.blueprints import Gate, get_blueprint
@@ -28,7 +30,7 @@ from simic.lifecycle.stages import Stage
 
 
 class TrainingFlops:
-    """What one host epoch of each host costs. Host and kinds of seeds are counted once each, on one sample."""
+    """Operations of host epochs. The host and each kind of seed are counted once, on one sample."""
 
     def __init__(self, trainings: HostTrainings) -> None:
         self._hosts, self._task = trainings.hosts, trainings.task
@@ -37,23 +39,31 @@ class TrainingFlops:
         x, y = self._task.data.train_x[:1], self._task.data.train_y[:1]
         network = nn.Sequential(*copy.deepcopy(self._hosts.segments))
         self.host = _count(lambda: self._task.loss(network(x), y).backward())
-        """Per sample, without seeds."""
+        """Operations per sample of the host without seeds."""
         self.seed = cache(self._seed)
         self.behind = cache(self._behind)
 
-    def of_host_epoch(self, slots: SlotState) -> np.ndarray:
-        """Operations of every host (N,) in a host epoch with these seeds."""
-        per_sample = np.full(len(slots.stage), float(self.host))
+    def of_episodes(self, record: EpisodeRecord) -> np.ndarray:
+        """Operations of every host (N,) until its episode ended."""
+        per_state = self.of_host_epochs(record.slots)
+        # A rollback removes live seeds after the host epoch, which was trained with the seeds of the state before.
+        broken = record.verdict != Verdict.OK
+        return (record.valid * np.where(broken, per_state[:-1], per_state[1:])).sum(0)
+
+    def of_host_epochs(self, slots: SlotState) -> np.ndarray:
+        """Operations (...) of one host epoch with these seeds (..., S)."""
+        per_sample = np.full(slots.stage.shape[:-1], float(self.host))
         in_training = slots.stage == Stage.TRAINING
-        for host, slot in np.argwhere(slots.occupied & ((slots.alpha > 0) | in_training)).tolist():
-            blueprint = self._hosts.blueprint_names[slots.blueprint[host, slot]]
-            per_sample[host] += self.seed(slot, blueprint, STYLES[slots.style[host, slot]].operator)
-            if self._shadow and in_training[host, slot]:
+        for at in map(tuple, np.argwhere(slots.occupied & ((slots.alpha > 0) | in_training)).tolist()):
+            host, slot = at[:-1], at[-1]
+            operator = STYLES[slots.style[at]].operator
+            per_sample[host] += self.seed(slot, self._hosts.blueprint_names[slots.blueprint[at]], operator)
+            if self._shadow and in_training[at]:
                 per_sample[host] += self.behind(slot)
         return self._samples * per_sample
 
     def _seed(self, slot: int, blueprint: str, operator: str) -> int:
-        """Per sample, of a seed of this kind in this slot."""
+        """Operations per sample of a seed of this kind in this slot."""
         site = self._hosts.sites[slot]
         with preserved_rng():
             branch = get_blueprint(blueprint).build(site.shape)
@@ -63,7 +73,7 @@ class TrainingFlops:
         return _count(lambda: blend(h, branch(h), 1.0, gate(h) if gate else None).sum().backward())
 
     def _behind(self, slot: int) -> int:
-        """Per sample, of a pass from this slot to the loss and back that teaches none of these segments."""
+        """Operations per sample of a pass from this slot to the loss and back, without gradients of the weights."""
         rest = nn.Sequential(*copy.deepcopy(self._hosts.segments[slot + 1 :])).requires_grad_(False)
         h = torch.zeros(1, *self._hosts.sites[slot].example_shape[1:], requires_grad=True)
         return _count(lambda: self._task.loss(rest(h), self._task.data.train_y[:1]).backward())

@@ -1,8 +1,7 @@
-"""Search the best fixed plan by successive halving: all plans play a little, the better third plays on, and so on.
+"""Search for the best fixed plan by successive halving: each rung plays all remaining plans and keeps the best third.
 
-All plans of a rung lead the same hosts, of tasks that no earlier rung has seen. They are judged by the score on
-validation data, as a learned controller is in training; each plan by all that it ever played. The budget, in host
-trainings, is shared evenly by the rungs.
+All plans of a rung play on the same hosts, from tasks that no earlier rung used. A plan is ranked by its mean score on
+validation data over all rungs so far. The budget, in host trainings, is divided evenly between the rungs.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from typing import NamedTuple
 import numpy as np
 
 from simic.control.facts import Facts
+from simic.control.legality import Masks
 from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.episodes import Decide, play
 from simic.evaluation.candidates import Settings, find_task
-from simic.evaluation.measures import Act, play, score
 from simic.evaluation.parsing import NamedTask, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
-from simic.rewards.terms import POINTS
 from simic.training.progress import PatientConsole
 from simic.workers.build import make_pool
 
 KEEP = 1 / 3
-"""Share of the plans that survive a rung."""
+"""Share of the plans that a rung keeps."""
 MIN_HOSTS = 2
-"""Hosts of a task that each plan leads at least; few, because more tasks say more than more hosts."""
+"""Least hosts per plan and task; few, because tasks differ more than hosts of a task."""
 STACK = 96
-"""Hosts that are trained as one: few plans lead more hosts each."""
+"""Hosts trained as one stack: the fewer plans, the more hosts each gets."""
 
 
 def grid() -> list[Plan]:
-    """All plans that are tried; to never grow is one of them."""
+    """All plans of the search, one of which never grows."""
     growing = [
         Plan(first=first, max_seeds=max_seeds, interval=interval, size=size, style=style)
         for first, (max_seeds, interval), size, style in product(
@@ -45,7 +44,7 @@ def grid() -> list[Plan]:
 
 
 class Trial(NamedTuple):
-    """Some plans on one task."""
+    """Several plans on the same hosts of one task."""
 
     task: NamedTask
     rng_seeds: tuple[int, ...]
@@ -64,14 +63,14 @@ def search_plan(
     workers: int = 0,
     quiet: bool = True,
 ) -> Plan:
-    """The best of the plans, by default those of `grid`."""
+    """The best of `plans`, by default those of `grid`."""
     alive, names, turn = list(plans or grid()), parse_tasks(tasks, 1, data_dir), 0
     rungs = math.ceil(math.log(len(alive), 1 / KEEP) - 1e-9)
     least = rungs * MIN_HOSTS * len(alive)
     if budget < least:
         raise ValueError(f"--budget must be at least {least} for {len(alive)} plans in {rungs} rungs, got {budget}")
     scores: dict[Plan, list[float]] = {plan: [] for plan in alive}
-    common = (EpisodeConfig(horizon=horizon, attribute_at_end=False), LifecycleConfig(incubation=incubation))
+    common = (EpisodeConfig(horizon=horizon), LifecycleConfig(incubation=incubation))
     console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), make_pool(play_trial, workers=workers)
     try:
         for rung in range(rungs):
@@ -99,24 +98,23 @@ def play_trial(common: tuple[EpisodeConfig, LifecycleConfig], trial: Trial) -> l
     settings = Settings(
         rng_seeds=trial.rng_seeds * len(trial.plans), episode=common[0], lifecycle=common[1], governor=GovernorConfig()
     )
-    trainings = settings.trainings(find_task(trial.task))
-    lives = play(trainings, _each_its_own(trial.plans, len(trial.rng_seeds)))
-    scores = score(POINTS * lives.val_metric[-1], lives.exported, trainings.hosts.host_parameters)
-    return scores.reshape(len(trial.plans), -1).tolist()
+    record = play(settings.trainings(find_task(trial.task)), _decide_by(trial.plans, len(trial.rng_seeds)))
+    return record.score.reshape(len(trial.plans), -1).tolist()
 
 
-def _each_its_own(plans: Sequence[Plan], hosts_each: int) -> Act:
+def _decide_by(plans: Sequence[Plan], hosts_each: int) -> Decide:
+    """Hosts in the order of the plans, `hosts_each` for each: plan 0, plan 0, plan 1, plan 1, ..."""
     controllers = [PlanController(plan) for plan in plans]
     owner = np.repeat(np.arange(len(plans)), hosts_each)
 
-    def act(facts: Facts) -> np.ndarray:
+    def decide(facts: Facts, masks: Masks) -> np.ndarray:
         return np.stack([controller.act(facts) for controller in controllers])[owner, np.arange(len(owner))]
 
-    return act
+    return decide
 
 
 def _trials(names: Sequence[NamedTask], rng_seed: int, turn: int, plans: Sequence[Plan], hosts: int) -> list[Trial]:
-    """One more task for all plans; tasks that have only a name come with new hosts."""
+    """All plans on the next task, or, for a task that is not drawn from a family, on new hosts of it."""
     stream = rng_seed * 1_000_000 + turn
     name = names[turn % len(names)]
     task = name if name.split is None else NamedTask(name.name, name.split, stream)

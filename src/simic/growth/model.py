@@ -211,7 +211,7 @@ class GrowableModel(nn.Module):
             slot = int(row[Column.SLOT])
             self._attach(self.sites[slot], self.build_seed(slot, int(row[Column.BLUEPRINT])))
             self.germinations += 1
-        execute(self.slot_state, row[None], self.lifecycle)
+        apply_actions(self.slot_state, row[None], self.lifecycle)
         self.sync_with_slots()
 
     def plant(self, slot: str, blueprint: str, *, style: str = "linear-add", alpha: float = 1.0) -> None:

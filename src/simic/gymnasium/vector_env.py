@@ -1,8 +1,8 @@
 """GrowthVectorEnv: N host trainings as a Gymnasium vector environment.
 
 Shapes: N hosts, S slots, B blueprints, H heads of an action; a flat mask has one column per choice of every head.
-An episode's end, at its horizon or by the governor, is `terminated`: the time left is part of the observation, so
-nothing is cut off that a value could stand for. `truncated` is never set.
+The end of an episode, at its horizon or by the governor, is `terminated`, never `truncated`: the time left is part of
+the observation, so there is no state to bootstrap from.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from gymnasium.vector.utils import batch_space
 
 from simic.control.facts import Facts
 from simic.control.governor import Verdict
-from simic.control.legality import Masks, legal_masks
+from simic.control.legality import flat_mask, legal_masks, replace_illegal
 from simic.control.observation import Observation, flatten, observe
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import host_rng_seed
-from simic.lifecycle.actions import HEAD_USED, HEAD_VALUES, HEADS, Op
+from simic.lifecycle.actions import HEAD_VALUES, HEADS
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.rewards.schemes import RewardConfig
-from simic.rewards.terms import POINTS, doublings
 from simic.tasks import DEFAULT_TASK
 from simic.tasks.task import Task, make_task
 
@@ -34,19 +33,21 @@ _MODES = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
 
 class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
-    """N hosts that learn side by side; one step is one decision of each, and the host epoch that follows it.
+    """N hosts that train side by side; one step is one decision of each and the host epoch that follows.
 
-    Every draw derives from (rng_seed, episode index, environment index), so an environment's hosts are the same
-    whatever num_envs is. `reset(seed=...)` sets the rng_seed and begins at episode 0; without a seed, and when an
-    episode is over, an environment goes on to its next episode.
+    Randomness derives from (rng_seed, episode index, environment index), so the hosts of an environment do not depend
+    on num_envs. `reset(seed=...)` sets the rng_seed and starts at episode 0; without a seed, and after the end of an
+    episode, an environment continues with its next episode.
 
-    What `info` says, with Gymnasium's `_key` masks. Of the state that was observed: `action_mask` (N, sum of head
-    sizes), the legality behind it as `op_mask` (N, ops), `slot_mask` (N, ops, S) and `blueprint_mask` (N, S, B), and
-    `score` (N,), the objective in points. Of the decision that led there: `illegal` (N,), `verdict` (N,) of the
-    governor and `reward_terms` {name: (N,)}; where an episode reached its horizon also `shapley` and `shapley_error`
-    (N, S) and `interaction` (N, S, S): how its seeds, fossils and live ones, share the validation metric (see
-    `attribution`). Where an episode ended, the state is that of the next one; `final_obs` and `final_info` hold the
-    last of the old one. Gaming is not detected here: it takes twins (see `rewards.gaming`), which training has.
+    Keys of `info`, with Gymnasium's `_key` masks:
+    - of the observed state: `action_mask` (N, sum of head sizes), its parts `op_mask` (N, ops), `slot_mask` (N, ops, S)
+      and `blueprint_mask` (N, S, B), and `score` (N,) in points;
+    - of the decision before it: `illegal` (N,), `verdict` (N,) of the governor, `reward_terms` {name: (N,)};
+    - where an episode reached its horizon, unless `attribution` is False: `shapley` and `shapley_error` (N, S) and
+      `interaction` (N, S, S) of all seeds, fossils and live ones (see `environment.attribution`);
+    - where an episode ended: `final_obs` and `final_info` of its last state; everything else is of the next episode.
+
+    Gaming is not detected here: it needs twins (see `rewards.gaming`), which only training plays.
     """
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -61,6 +62,7 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         lifecycle: LifecycleConfig | None = None,
         reward: RewardConfig | None = None,
         governor: GovernorConfig | None = None,
+        attribution: bool = True,
         observation: ObservationKind = "dict",
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
@@ -72,30 +74,30 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         self.metadata = type(self).metadata | {"autoreset_mode": autoreset_mode}
         self.num_envs, self.render_mode, self.observation_kind = num_envs, render_mode, observation
-        self._rng_seed = _checked_seed(rng_seed)
-        self._episode = np.full(num_envs, -1)  # index of the episode each environment is in
+        self._rng_seed, self._attribution = _checked_seed(rng_seed), attribution
+        self._episode = np.full(num_envs, -1)  # index of the current episode of each environment
         self._ended = np.ones(num_envs, dtype=bool)
         self.trainings = HostTrainings(
             make_task(task) if isinstance(task, str) else task,
             [host_rng_seed(rng_seed, 0, env) for env in range(num_envs)],
             episode=episode,
             lifecycle=lifecycle,
-            reward=reward,
+            reward=reward or RewardConfig(),
             governor=governor,
         )
-        self._know(self.trainings.facts())
+        self._update_facts(self.trainings.facts())
         self.single_action_space = spaces.MultiDiscrete(_head_sizes(self.facts))
         self.single_observation_space = _observation_space(observe(self.facts, self.masks), observation)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every environment, or where `options["reset_mask"]`, bool (N,), is True."""
+        """Start an episode in every environment, or where `options["reset_mask"]`, bool (N,), is True."""
         super().reset(seed=seed)
         which = self._reset_mask(options or {})
         if seed is not None:
             if not which.all():
-                raise ValueError("a seed counts for all environments: leave out either seed or reset_mask")
+                raise ValueError("a seed applies to all environments: leave out either seed or reset_mask")
             self._rng_seed = _checked_seed(seed)
             self._episode[:] = -1
         self._begin(which)
@@ -106,20 +108,18 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if self._ended.any():
             raise RuntimeError(f"environments {np.flatnonzero(self._ended).tolist()} are over: call reset() first")
         rows, illegal = replace_illegal(self._checked(actions), self.masks)
-        outcome = self.trainings.step(rows)
+        outcome = self.trainings.step(rows, self.masks)
+        assert outcome.reward is not None
         self._ended = outcome.ended.copy()
-        self._know(outcome.facts)
-        decision = {
-            "illegal": illegal,
-            "verdict": outcome.verdict,
-            "reward_terms": outcome.reward.terms,
-        }
+        self._update_facts(outcome.facts)
+        decision = {"illegal": illegal, "verdict": outcome.verdict, "reward_terms": outcome.reward.terms}
         everyone = np.ones(self.num_envs, dtype=bool)
         info = _with_masks(decision, everyone)
-        if outcome.attribution is not None:
-            shares = outcome.attribution._asdict()
+        final = outcome.ended & (outcome.verdict == Verdict.OK)
+        if self._attribution and final.any():
+            shares = self.trainings.attribute(final)._asdict()
             decision |= shares
-            info |= _with_masks(shares, outcome.ended & (outcome.verdict == Verdict.OK))
+            info |= _with_masks(shares, final)
         if outcome.ended.any() and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
             info |= _with_masks(self._final_info(decision), outcome.ended)
             self._begin(outcome.ended)
@@ -127,7 +127,7 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return self._observation(), outcome.reward.total, outcome.ended, np.zeros_like(illegal), info
 
     def action_masks(self) -> np.ndarray:
-        """The flat mask of every environment, as sb3-contrib asks for it (N, sum of head sizes)."""
+        """The flat mask of every environment, for sb3-contrib (N, sum of head sizes)."""
         return flat_mask(self.masks)
 
     def render(self) -> tuple[Any, ...] | None:
@@ -137,14 +137,14 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         return tuple(growth_table(self.facts, host) for host in range(self.num_envs))
 
     def _begin(self, which: np.ndarray) -> None:
-        """The next episode of some environments (mask (N,))."""
+        """Start the next episode of some environments (mask (N,))."""
         self._episode += which
         envs = np.flatnonzero(which)
         seeds = [host_rng_seed(self._rng_seed, int(self._episode[env]), int(env)) for env in envs]
         self._ended &= ~which
-        self._know(self.trainings.reset(envs, seeds))
+        self._update_facts(self.trainings.reset(envs, seeds))
 
-    def _know(self, facts: Facts) -> None:
+    def _update_facts(self, facts: Facts) -> None:
         self.facts, self.masks = facts, legal_masks(facts)
 
     def _observation(self) -> Any:
@@ -159,11 +159,11 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
             "op_mask": self.masks.op.copy(),
             "slot_mask": self.masks.slot.copy(),
             "blueprint_mask": self._for_all(self.masks.blueprint),
-            "score": score(self.facts, self._ended, rent_weight=self.trainings.reward.rent_weight),
+            "score": self.trainings.score(exported=self._ended),
         }
 
     def _final_info(self, decision: dict[str, Any]) -> dict[str, Any]:
-        """The last observation of the episodes that ended, one object per environment, and all that is known of it."""
+        """The last observation and info of the episodes that ended."""
         batch, final_obs = self._observation(), np.full(self.num_envs, None, dtype=object)
         for env in np.flatnonzero(self._ended):
             final_obs[env] = take(batch, int(env))
@@ -195,43 +195,12 @@ class GrowthVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ValueError(f"reset_mask must be bool of shape {(self.num_envs,)} and true somewhere, got {mask}")
         if (~mask & (self._episode < 0)).any():
-            raise ValueError("the first reset must begin an episode in every environment: leave out reset_mask")
+            raise ValueError("the first reset must start an episode in every environment: leave out reset_mask")
         return mask
 
 
-def replace_illegal(actions: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
-    """Actions (N, H) with wait for what is illegal and 0 in heads that do not matter; what was illegal (N,)."""
-    op, slot, blueprint = actions[:, 0], actions[:, 1], actions[:, 2]
-    legal = masks.slot[np.arange(len(actions)), op, slot]
-    legal &= (op != Op.GERMINATE) | masks.blueprint[slot, blueprint]
-    return actions * (HEAD_USED[op] & legal[:, None]), ~legal
-
-
-def flat_mask(masks: Masks) -> np.ndarray:
-    """The choices of each head that some legal operation but wait can use, head by head (N, sum of head sizes).
-
-    A head that none can use keeps its first choice alone. Wait is always legal, with any choice of the other heads.
-    """
-    slot = masks.slot.copy()  # (N, ops, S)
-    slot[:, Op.WAIT] = False
-    blueprint = (masks.slot[:, Op.GERMINATE, :, None] & masks.blueprint).any(1)  # (N, B)
-    usable = masks.op @ HEAD_USED  # (N, H)
-    heads = [masks.op, np.asarray(slot.any(1)), np.asarray(blueprint)]
-    heads += [np.repeat(usable[:, [i]], len(HEAD_VALUES[HEADS[i]]), axis=1) for i in range(3, len(HEADS))]
-    for choices in heads:
-        choices[:, 0] |= ~choices.any(1)
-    return np.concatenate(heads, axis=1)
-
-
-def score(facts: Facts, ended: np.ndarray, *, rent_weight: float) -> np.ndarray:
-    """The objective in points (N,): quality minus rent; where the episode ended, that of the exported network."""
-    seeds = np.where(ended[:, None] & facts.slots.live, 0, facts.seed_parameters).sum(1)
-    quality = np.clip(np.nan_to_num(facts.val_accuracy[:, -1]), 0.0, 1.0)
-    return POINTS * quality - rent_weight * doublings(facts.host_parameters + seeds, facts.host_parameters)
-
-
 def growth_table(facts: Facts, host: int) -> str:
-    """How one host stands, and what grows in its slots, as text."""
+    """State of one host and its slots as a text table."""
     slots, seeds = facts.slots, facts.seed_parameters[host]
     rows = [("slot", "stage", "blueprint", "alpha", "contribution", "parameters")]
     for index, name in enumerate(facts.slot_names):
@@ -255,14 +224,14 @@ def growth_table(facts: Facts, host: int) -> str:
 
 
 def take(batch: Any, env: int) -> Any:
-    """What one environment has in arrays (N, ...), or in dicts of them; masks of Gymnasium's convention are dropped."""
+    """The part of one environment in arrays (N, ...) or dicts of them, without Gymnasium's `_key` masks."""
     if isinstance(batch, dict):
         return {key: take(value, env) for key, value in batch.items() if not key.startswith("_")}
     return batch[env]
 
 
 def _with_masks(info: dict[str, Any], which: np.ndarray) -> dict[str, Any]:
-    """The same with Gymnasium's `_key` beside each key: in which environments it counts."""
+    """Add Gymnasium's `_key` masks: the environments in which each key is valid."""
     masked: dict[str, Any] = {}
     for key, value in info.items():
         masked[key] = _with_masks(value, which) if isinstance(value, dict) else value

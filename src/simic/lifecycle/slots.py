@@ -198,9 +198,16 @@ def legal_ops(slots: SlotState, config: LifecycleConfig) -> np.ndarray:
 
 
 def check_actions(
-    slots: SlotState, actions: np.ndarray, config: LifecycleConfig, slot_names: Sequence[str] | None = None
+    slots: SlotState,
+    actions: np.ndarray,
+    config: LifecycleConfig,
+    slot_names: Sequence[str] | None = None,
+    legal: np.ndarray | None = None,
 ) -> None:
-    """Raise IllegalActionError, naming host, slot and rule, unless all actions (N, H) are legal."""
+    """Raise IllegalActionError, naming host, slot and rule, unless all actions (N, H) are legal.
+
+    `legal` (N, ops, S), if known, saves computing `legal_ops` again.
+    """
     num_hosts, num_slots = slots.stage.shape
     if actions.shape != (num_hosts, len(HEADS)) or not np.issubdtype(actions.dtype, np.integer):
         raise IllegalActionError(
@@ -214,14 +221,14 @@ def check_actions(
         rule = f"be in 0..{sizes[head] - 1}" if head in sizes else "not be negative"
         raise IllegalActionError(f"head {head} of host {host} must {rule}, got {actions[host, column]}")
     op, slot = actions[:, Column.OP], actions[:, Column.SLOT]
-    refused = ~legal_ops(slots, config)[np.arange(num_hosts), op, slot]
+    refused = ~(legal_ops(slots, config) if legal is None else legal)[np.arange(num_hosts), op, slot]
     if refused.any():
         host = int(refused.argmax())
         at = (host, int(slot[host]))
         broken = [rule.text for rule in RULES[Op(op[host])] if not rule.holds(slots, config)[at]]
         raise IllegalActionError(
             f"cannot {Op(op[host])} in slot {slot_names[at[1]] if slot_names else at[1]} of host {host}, "
-            f"whose stage is {Stage(slots.stage[at])}: " + "; ".join(broken)
+            f"whose stage is {Stage(slots.stage[at])}: " + ("; ".join(broken) or "no blueprint fits there")
         )
 
 

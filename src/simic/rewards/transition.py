@@ -1,7 +1,6 @@
-"""What one decision of N hosts changed: the only thing a reward may depend on.
+"""Transition: one decision of N hosts, the only input of rewards.
 
-Shapes: N hosts, S slots. Quality is a fraction in [0, 1]: accuracy, or for tasks without accuracy the share of the
-random-guess loss that is gone. Contributions are in the same unit.
+Shapes: N hosts, S slots. Quality is a fraction in [0, 1], see `score.quality`; contributions are in the same unit.
 """
 
 from __future__ import annotations
@@ -12,26 +11,27 @@ from functools import cached_property
 import numpy as np
 
 from simic.lifecycle.slots import SlotState
+from simic.rewards.score import quality
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """One decision of N hosts: the state before, the action, the state after. Measurements not made are NaN."""
+    """State before, action and state after one decision of N hosts. Missing measurements are NaN."""
 
     op: np.ndarray
     """The operation (N,)."""
     slot: np.ndarray
-    """The slot it was meant for (N,)."""
+    """The slot it applies to (N,)."""
     slots_before: SlotState
-    """The slots that the controller saw (N, S): a copy, since operations change slots in place."""
+    """Slots at the decision (N, S): a copy, because operations change slots in place."""
     slots_after: SlotState
-    """The slots after operation, tick and measurement (N, S)."""
+    """Slots after operation, tick and measurement (N, S)."""
     metric_before: np.ndarray
     """Accuracy in [0, 1] (N,); NaN for tasks without one, see `first_metric`."""
     metric_after: np.ndarray
     """Accuracy afterwards (N,); at the final decision that of the exported network, live seeds dropped."""
     loss_before: np.ndarray
-    """Validation loss (N,); anything that is not a number counts as the worst."""
+    """Validation loss (N,); NaN counts as the worst."""
     loss_after: np.ndarray
     """Validation loss afterwards (N,); at the final decision that of the exported network."""
     parameters_before: np.ndarray
@@ -43,7 +43,7 @@ class Transition:
     seed_parameters_after: np.ndarray
     """Parameters of each slot's seed (N, S)."""
     final: np.ndarray
-    """The episode's last decision: its end is part of the task, so nothing is bootstrapped (N,)."""
+    """The last decision of the episode (N,). The horizon is part of the task, so no value is bootstrapped."""
     rolled_back: np.ndarray
     """The governor ended the episode (N,)."""
     decision: np.ndarray
@@ -51,13 +51,13 @@ class Transition:
     horizon: np.ndarray
     """Decisions in an episode (N,)."""
     random_guess_loss: np.ndarray
-    """What guessing costs in this task (N,): the scale of its losses."""
+    """Loss of a random guess in this task (N,): the scale of its losses."""
     first_metric: np.ndarray
-    """Accuracy at the start of the episode (N,); NaN says that the task has no accuracy."""
+    """Accuracy at the start of the episode (N,); NaN if the task has no accuracy."""
     first_loss: np.ndarray
     """Validation loss at the start of the episode (N,)."""
     earned: np.ndarray
-    """What a rollback at this decision would take back (N,), see `schemes.earned_next`."""
+    """Reward that a rollback at this decision would take back (N,), see `schemes.earned_next`."""
 
     def __post_init__(self) -> None:
         num_hosts, num_slots = self.slots_before.stage.shape
@@ -73,7 +73,7 @@ class Transition:
             host = int(usable.argmin())
             raise ValueError(
                 f"random_guess_loss must be positive and finite, got {self.random_guess_loss[host]} for host {host}: "
-                "give the loss of a network that guesses"
+                "pass the loss of a network that guesses"
             )
 
     @cached_property
@@ -98,26 +98,26 @@ class Transition:
 
     @cached_property
     def contribution_before(self) -> np.ndarray:
-        """Contributions in units of quality, in [-1, 1], counterfactual ones too; NaN where not measured (N, S)."""
+        """Contributions in units of quality, in [-1, 1], counterfactual ones included; NaN if not measured (N, S)."""
         return self._contribution(self.slots_before)
 
     @cached_property
     def contribution_after(self) -> np.ndarray:
-        """Contributions after the decision likewise (N, S)."""
+        """The same after the decision (N, S)."""
         return self._contribution(self.slots_after)
 
     @cached_property
     def counted_before(self) -> np.ndarray:
-        """Seeds that took part in the network and were measured there: bool (N, S)."""
+        """Seeds with alpha > 0 and a contribution measured at that alpha: bool (N, S)."""
         return _counted(self.slots_before)
 
     @cached_property
     def counted_after(self) -> np.ndarray:
-        """Seeds that take part afterwards likewise; the end of an episode drops the live ones."""
+        """The same after the decision; the end of an episode drops live seeds."""
         return _counted(self.slots_after) & ~(self.slots_after.live & self.terminal[:, None])
 
     def at_slot(self, per_slot: np.ndarray) -> np.ndarray:
-        """The value of the slot that was acted on (N,)."""
+        """The value (N,) at the slot of the action."""
         return per_slot[np.arange(len(self.slot)), self.slot]
 
     @cached_property
@@ -125,20 +125,12 @@ class Transition:
         return ~np.isnan(self.first_metric)
 
     def _quality(self, metric: np.ndarray, loss: np.ndarray) -> np.ndarray:
-        accuracy = np.clip(np.where(np.isnan(metric), 0.0, metric), 0.0, 1.0)
-        return np.where(self._has_accuracy, accuracy, 1.0 - relative_loss(loss, self.random_guess_loss, limit=1.0))
+        return quality(metric, loss, self.random_guess_loss, self._has_accuracy)
 
     def _contribution(self, slots: SlotState) -> np.ndarray:
         unit = np.where(self._has_accuracy, 1.0, self.random_guess_loss)[:, None]
         with np.errstate(over="ignore"):
             return np.clip(slots.contribution / unit, -1.0, 1.0)
-
-
-def relative_loss(loss: np.ndarray, random_guess_loss: np.ndarray, *, limit: float) -> np.ndarray:
-    """The loss as a multiple of the random-guess loss, in [0, limit]; a loss that is not a number is the limit."""
-    with np.errstate(over="ignore"):
-        ratio = loss / random_guess_loss
-    return np.clip(np.where(np.isnan(ratio), limit, ratio), 0.0, limit)
 
 
 def _counted(slots: SlotState) -> np.ndarray:

@@ -107,9 +107,12 @@ class StackedHosts:
 
     # Change: between host epochs only.
 
-    def execute(self, actions: np.ndarray) -> None:
-        """Carry out one action per host (N, H). An illegal action raises and changes nothing."""
-        check_actions(self.slot_state, actions, self.lifecycle, [site.name for site in self.sites])
+    def execute(self, actions: np.ndarray, legal: np.ndarray | None = None) -> None:
+        """Carry out one action per host (N, H). An illegal action raises and changes nothing.
+
+        `legal` (N, ops, S), if known, saves computing the legal operations again.
+        """
+        check_actions(self.slot_state, actions, self.lifecycle, [site.name for site in self.sites], legal)
         seeds = []
         # All seeds are built before anything changes, because building one may raise.
         for host in np.flatnonzero(actions[:, Column.OP] == Op.GERMINATE).tolist():

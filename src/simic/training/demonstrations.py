@@ -1,7 +1,7 @@
-"""Learning without trying: imitate somebody's episodes, or learn offline from them by implicit Q-learning.
+"""Learn from demonstrations: imitation, or offline reinforcement learning by implicit Q-learning (IQL).
 
-The episodes are recorded ones, or fresh ones that a rule, a plan or a saved controller plays. The result is a
-controller, and a warm start for PPO.
+The demonstrations are recorded episodes, or fresh ones played by a rule, a plan or a saved controller. The result is a
+controller, which can also be the starting point of PPO.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from simic.control.learned import network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
 from simic.control.registry import make_controller, names_controller
+from simic.environment.episodes import EpisodeRecord, PolicyRecord, play, stacked
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
@@ -32,14 +33,14 @@ from simic.telemetry.events import RunFinished, Update
 from simic.telemetry.recorder import Recorder
 from simic.training.build import make_agent, make_mirrors, make_setup, manifest, start_from, write_config
 from simic.training.episode_files import load_episodes, save_episodes
-from simic.training.episodes import GroupJob, GroupSetup, Played, group_jobs, make_trainings, play, to_rollout
+from simic.training.episodes import GroupJob, GroupSetup, group_jobs, learner_arrays, make_trainings, to_rollout
 from simic.training.profiler import profiled_steps
 from simic.training.progress import Progress
 from simic.workers.build import make_pool
 from simic.workers.signals import Stopped, StopSignals
 
 LEARNERS: dict[str, Callable[..., Any]] = {"imitation": imitate, "iql": learn_offline}
-"""Each takes an agent, rollouts, and the section of the settings that has its name."""
+"""Called with an agent, rollouts and the section of the settings that has the same name."""
 
 
 def learn_from_episodes(
@@ -52,18 +53,18 @@ def learn_from_episodes(
     say: Callable[[str], None],
     begun: Callable[[], None] = lambda: None,
 ) -> int:
-    """Learn, and write the controller to the run's directory; returns the exit code. The caller holds the lock."""
-    torch.set_num_threads(1)  # as in workers: sums come in one order, and many tiny operations run fastest
+    """Learn and write the controller to the run directory, whose lock the caller holds; returns the exit code."""
+    torch.set_num_threads(1)  # as in workers: a fixed order of sums, and the fastest setting for small tensors
     if directory.config.is_file():
         raise RunExistsError(
-            f"{directory.path} holds a run already, and this kind is not resumed: choose another --out"
+            f"{directory.path} holds a run already, and {config.algorithm} cannot resume one: choose another --out"
         )
     began, agent = time.monotonic(), make_agent(config)
     if init is not None:
         start_from(agent, init, say=say)
     rollouts = _gather(config, directory, agent.plain.state_size, say)
     started, mirrors = manifest(config, command), make_mirrors(config, directory, 0)
-    write_config(config, directory)  # now: what could not be begun leaves no run behind
+    write_config(config, directory)  # last, so that a start that fails leaves no run behind
     begun()
     with Recorder(directory.path, config.level, mirrors=mirrors) as recorder:
         recorder.record(started)
@@ -75,8 +76,10 @@ def learn_from_episodes(
 
         def progress(metrics: Any) -> None:
             nonlocal steps, safe
-            recorder.record(Update(update=steps, metrics=flat(asdict(metrics))))
-            say(f"{config.algorithm} {steps}: " + "  ".join(f"{k} {v:.3f}" for k, v in _main_figures(metrics).items()))
+            numbers = flat(asdict(metrics))
+            recorder.record(Update(update=steps, metrics=numbers))
+            shown = [f"{k} {v:.3f}" for k, v in numbers.items() if "/" not in k or k == "head_accuracy/op"]
+            say(f"{config.algorithm} {steps}: " + "  ".join(shown))
             steps, safe = steps + 1, deepcopy(agent.state_dict())
             if steps % config.checkpoint_every == 0:
                 save()
@@ -96,7 +99,7 @@ def learn_from_episodes(
 def _learn(
     config: RunConfig, agent: PPOAgent, rollouts: Sequence[Rollout], progress: Callable[[Any], None]
 ) -> tuple[str, int, str]:
-    """How learning ended: status, exit code and reason."""
+    """Learn until done, stopped or diverged; returns status, exit code and reason."""
     try:
         with StopSignals().watched():
             LEARNERS[config.algorithm](agent, rollouts, getattr(config, config.algorithm), progress=progress)
@@ -107,19 +110,20 @@ def _learn(
         return "diverged", 3, str(error)
 
 
-def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> Played:
-    """Whole episodes of a group under a rule, plan or saved controller, seen as a network would see them."""
+def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> EpisodeRecord:
+    """Episodes of a group played by a rule, plan or saved controller, with the observations of a policy network."""
     group_setup, player = setup
-    controller = make_controller(player, job.group_seed)
+    controller, steps = make_controller(player, job.group_seed), list[PolicyRecord]()
 
-    def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
-        return np.asarray(controller.act(facts)), {"mask": row_masks(masks), **network_input(observe(facts, masks))}
+    def decide(facts: Facts, masks: Masks) -> np.ndarray:
+        steps.append(PolicyRecord(observation=network_input(observe(facts, masks)), mask=row_masks(masks)))
+        return np.asarray(controller.act(facts))
 
-    return play(make_trainings(group_setup, job), decide)
+    return replace(play(make_trainings(group_setup, job), decide), policy=stacked(steps))
 
 
 def flat(tree: dict[str, Any]) -> dict[str, float]:
-    """Numbers of nested tables under one name each, joined by slashes."""
+    """Numbers of nested dicts, with names joined by slashes."""
     numbers: dict[str, float] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -134,7 +138,7 @@ def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Ca
     players = [source for source in config.episodes if names_controller(source)]
     for source in config.episodes:
         if source in players:
-            first = config.updates * players.index(source)  # each records its episodes behind those before it
+            first = config.updates * players.index(source)  # players are recorded in files one after another
             rollouts += _fresh(config, directory, source, first, state_size, say)
         else:
             rollouts += load_episodes(source, state_size)
@@ -145,22 +149,19 @@ def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Ca
 def _fresh(
     config: RunConfig, directory: RunDirectory, player: str, first: int, state_size: int, say: Callable[[str], None]
 ) -> Sequence[Rollout]:
-    """Episodes that somebody plays now, as many as PPO would try."""
-    make_controller(player)  # one that does not fit is refused here, before workers start
+    """Episodes played now: as many as PPO would collect."""
+    make_controller(player)  # an unusable controller is refused here, before workers start
     pool, setup, rollouts = make_pool(play_fresh, workers=config.workers), make_setup(config), []
     try:
         for update in range(config.updates):
-            played = pool.run((setup, player), group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks))
+            jobs = group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks)
+            records = pool.run((setup, player), jobs)
+            groups = [learner_arrays(record) for record in records]
             if config.record:
-                save_episodes(directory.episodes, first + update, [group.rollout for group in played])
-            rollouts += [to_rollout(group.rollout, state_size) for group in played]
-            score = np.mean([group.trace.score.mean() for group in played])
+                save_episodes(directory.episodes, first + update, groups)
+            rollouts += [to_rollout(group, state_size) for group in groups]
+            score = np.mean([record.score.mean() for record in records])
             say(f"episodes of {player} {update + 1}/{config.updates}: score {score:.2f}")
     finally:
         pool.close()
     return rollouts
-
-
-def _main_figures(metrics: Any) -> dict[str, float]:
-    numbers = flat(asdict(metrics))
-    return {name: value for name, value in numbers.items() if "/" not in name or name == "head_accuracy/op"}

@@ -1,13 +1,14 @@
-"""From what was played to events: the story of every episode, in order. Pure; loops only over what happened."""
+"""From episode records to events, in order of time. Pure functions that loop only over what happened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from simic.control.governor import Verdict
-from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Action, Op
+from simic.environment.episodes import EpisodeRecord
+from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Action, Column, Op
 from simic.lifecycle.stages import LIVE, Stage
 from simic.telemetry.events import (
     DecisionMade,
@@ -17,135 +18,148 @@ from simic.telemetry.events import (
     GovernorRollback,
     LifecycleChange,
 )
-from simic.training.episodes import Trace
 
-_GONE = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT)
+_EMPTY = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT)
+"""Stages without a seed."""
 
 
-def episode_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
-    """How every host of a group ended."""
-    stages = [Stage(code) for code in range(len(Stage))]
-    for env in range(len(trace.score)):
-        valid = trace.valid[:, env]
-        final, ops = trace.stage[-1, env], trace.action[valid, env, 0]
+def episode_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """The result of every episode."""
+    assert record.reward is not None
+    decisions = record.decisions
+    for env in range(len(record.score)):
+        final, ops = record.slots.stage[-1, env], record.action[record.valid[:, env], env, Column.OP]
         germinated = int((ops == int(Op.GERMINATE)).sum())
         kept = int((final == int(Stage.FOSSILIZED)).sum())
-        dropped = sum(stages[code] in LIVE for code in final)
-        broke = bool(trace.verdict[:, env].any())
+        dropped = sum(Stage(code) in LIVE for code in final.tolist())
         yield EpisodeOutcome(
             update=update,
             group=group,
             env=env,
-            task=trace.task,
-            decisions=int(trace.decisions[env]),
-            score=float(trace.score[env]),
-            metric=float(trace.val_accuracy[trace.decisions[env], env]),
-            episode_return=float(trace.reward[:, env].sum()),
-            host_parameters=int(trace.host_parameters[env]),
-            parameters=int(trace.parameters[env]),
+            task=record.task,
+            decisions=int(decisions[env]),
+            score=float(record.score[env]),
+            metric=float(record.val_accuracy[decisions[env], env]),
+            episode_return=float(record.reward[:, env].sum()),
+            host_parameters=record.host_parameters,
+            parameters=int(record.exported_parameters[env]),
             operations={str(op): int((ops == int(op)).sum()) for op in Op},
             seeds={"fossilized": kept, "pruned": germinated - kept - dropped, "dropped": dropped},
-            rolled_back=broke,
+            rolled_back=bool(record.verdict[:, env].any()),
         )
 
 
-def rollback_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
-    """Hosts that the governor had to restore."""
-    forfeited = trace.reward_terms.get("forfeit", np.zeros_like(trace.reward))
-    for step, env in np.argwhere(trace.verdict * trace.valid).tolist():
+def rollback_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """Hosts that the governor restored."""
+    forfeited = (record.reward_terms or {}).get("forfeit", np.zeros(record.valid.shape))
+    for step, env in np.argwhere(record.verdict * record.valid).tolist():
         yield GovernorRollback(
             update=update,
             group=group,
             env=env,
             decision=step,
-            verdict=str(Verdict(trace.verdict[step, env])),
-            val_loss=float(trace.val_loss[step + 1, env]),
+            verdict=str(Verdict(record.verdict[step, env])),
+            val_loss=float(record.val_loss[step + 1, env]),
             forfeited=float(-forfeited[step, env]),
         )
 
 
-def lifecycle_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
-    """Slots that changed their stage, in order of time."""
-    changed = (trace.stage[1:] != trace.stage[:-1]) & trace.valid[..., None]
+def lifecycle_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """Slots that changed their stage."""
+    slots = record.slots
+    changed = (slots.stage[1:] != slots.stage[:-1]) & record.valid[..., None]
     for step, env, slot in np.argwhere(changed).tolist():
-        old, new = (Stage(trace.stage[step + i, env, slot]) for i in (0, 1))
-        index = trace.blueprint[step + (old in _GONE), env, slot]
+        at = (step, env, slot)
+        old, new = Stage(slots.stage[at]), Stage(slots.stage[step + 1, env, slot])
         yield LifecycleChange(
             update=update,
             group=group,
             env=env,
             decision=step,
-            slot=trace.slot_names[slot],
-            blueprint=trace.blueprint_names[index] if index >= 0 else "",
+            slot=record.slot_names[slot],
+            # A seed that germinates has its blueprint only in the state after the decision.
+            blueprint=_blueprint(record, step + (old in _EMPTY), env, slot),
             old_stage=str(old),
             new_stage=str(new),
-            reason=_reason(trace, step, env, slot, new),
+            reason=_reason(record, step, env, slot, new),
             readiness={
-                "age": float(trace.age[step, env, slot]),
-                "alpha": float(trace.alpha[step, env, slot]),
-                "contribution": float(trace.contribution[step, env, slot]),
-                "contribution_age": float(trace.contribution_age[step, env, slot]),
-                "gradient_norm": float(trace.seed_gradient[step, env, slot]),
+                "age": float(slots.age[at]),
+                "alpha": float(slots.alpha[at]),
+                "contribution": float(slots.contribution[at]),
+                "contribution_age": float(slots.contribution_age[at]),
+                "gradient_norm": float(slots.gradient_norm[at]),
             },
         )
 
 
-def gaming_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
-    """Seeds that look better than they are."""
-    for reason, suspected in trace.gaming.items():
-        for step, env, slot in np.argwhere(suspected & trace.valid[..., None]).tolist():
-            index = trace.blueprint[step + 1, env, slot]
+def gaming_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """Seeds whose contribution exceeds what the host gained; none without twins."""
+    if record.twins is None:
+        return
+    gain = record.val_accuracy - record.twins.val_accuracy
+    for reason, flags in record.twins.gaming.items():
+        for step, env, slot in np.argwhere(flags & record.valid[..., None]).tolist():
             yield GamingSuspicion(
                 update=update,
                 group=group,
                 env=env,
                 decision=step,
-                slot=trace.slot_names[slot],
-                blueprint=trace.blueprint_names[index] if index >= 0 else "",
+                slot=record.slot_names[slot],
+                blueprint=_blueprint(record, step + 1, env, slot),
                 reason=reason,
-                contribution=float(trace.contribution[step + 1, env, slot]),
-                gain=float(trace.val_accuracy[step + 1, env] - trace.twin_accuracy[step + 1, env]),
+                contribution=float(record.slots.contribution[step + 1, env, slot]),
+                gain=float(gain[step + 1, env]),
             )
 
 
-def decision_events(trace: Trace, update: int, group: int) -> Iterator[Event]:
-    """Every decision with what was known, what was legal, what was chosen and what came of it."""
-    ops = [str(op) for op in Op]
-    for step, env in np.argwhere(trace.valid).tolist():
-        row = trace.action[step, env]
-        matter = HEADS_USED_BY[Op(int(row[0]))]
+def decision_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """Every decision: state, legal operations, action, probabilities, value and reward."""
+    assert record.policy is not None
+    assert record.policy.probability is not None
+    assert record.policy.value is not None
+    assert record.reward is not None
+    probability, value = record.policy.probability, record.policy.value
+    for step, env in np.argwhere(record.valid).tolist():
+        row, at = record.action[step, env], (step, env)
+        used = HEADS_USED_BY[Op(int(row[Column.OP]))]
         yield DecisionMade(
             update=update,
             group=group,
             env=env,
             decision=step,
             state={
-                "val_loss": float(trace.val_loss[step, env]),
-                "val_accuracy": float(trace.val_accuracy[step, env]),
-                "train_loss": float(trace.train_loss[step, env]),
-                "host_gradient": float(trace.host_gradient[step, env]),
+                "val_loss": float(record.val_loss[at]),
+                "val_accuracy": float(record.val_accuracy[at]),
+                "train_loss": float(record.train_loss[at]),
+                "host_gradient": float(record.host_gradient[at]),
             },
-            legal_ops=tuple(op for op, legal in zip(ops, trace.legal_ops[step, env], strict=True) if legal),
-            action=str(Action.decode(row, trace.slot_names, trace.blueprint_names)),
-            probabilities={h: float(trace.probability[step, env, i]) for i, h in enumerate(HEADS) if h in matter},
-            value=float(trace.value[step, env]),
-            reward=float(trace.reward[step, env]),
-            reward_terms={name: float(values[step, env]) for name, values in trace.reward_terms.items()},
+            legal_ops=tuple(str(op) for op in Op if record.legal_ops[step, env, op]),
+            action=str(Action.decode(row, record.slot_names, record.blueprint_names)),
+            probabilities={head: float(probability[step, env, i]) for i, head in enumerate(HEADS) if head in used},
+            value=float(value[at]),
+            reward=float(record.reward[at]),
+            reward_terms={name: float(values[at]) for name, values in (record.reward_terms or {}).items()},
         )
 
 
-NARRATORS = {
+EVENTS_OF: dict[type[Event], Callable[[EpisodeRecord, int, int], Iterator[Event]]] = {
     EpisodeOutcome: episode_events,
     GovernorRollback: rollback_events,
     LifecycleChange: lifecycle_events,
     GamingSuspicion: gaming_events,
     DecisionMade: decision_events,
 }
-"""Who tells events of a kind; only the kinds that are recorded are told."""
+"""The function that makes the events of each kind: (record, update, group)."""
 
 
-def _reason(trace: Trace, step: int, env: int, slot: int, new: Stage) -> str:
-    if trace.verdict[step, env] and new is Stage.PRUNED:
+def _blueprint(record: EpisodeRecord, state: int, env: int, slot: int) -> str:
+    index = record.slots.blueprint[state, env, slot]
+    return record.blueprint_names[index] if index >= 0 else ""
+
+
+def _reason(record: EpisodeRecord, step: int, env: int, slot: int, new: Stage) -> str:
+    if record.verdict[step, env] and new is Stage.PRUNED:
         return "governor"
-    row = trace.action[step, env]
-    return str(Op(int(row[0]))) if row[0] and row[1] == slot else "time"
+    row = record.action[step, env]
+    acted = row[Column.OP] and row[Column.SLOT] == slot
+    return str(Op(int(row[Column.OP]))) if acted else "time"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,11 +14,11 @@ from simic.training.used_settings import EPISODES_FORMAT, find_episode_files
 
 FORMAT, VERSION = EPISODES_FORMAT, 1
 MAX_BYTES = 2**30
-"""Of the episodes of one update."""
+"""Limit on the size of a file."""
 
 
-def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]) -> Path:
-    """Write the episodes of an update; features are kept in half precision, which is finer than their noise."""
+def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, np.ndarray]]) -> Path:
+    """Write the `learner_arrays` of an update's groups; features in half precision, which is finer than their noise."""
     path = directory / f"update_{update:06d}.safetensors"
     packed = [{name: _compact(value) for name, value in group.items()} for group in groups]
     save_bundle(path, {"format": FORMAT, "version": VERSION, "groups": packed})
@@ -27,7 +26,7 @@ def save_episodes(directory: Path, update: int, groups: Sequence[dict[str, Any]]
 
 
 def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
-    """The rollouts of a file, or of all files in a directory or run."""
+    """The rollouts in a file, or in all files of a directory or run."""
     files = find_episode_files(Path(source))
     if not files:
         raise FileNotFoundError(f"there are no recorded episodes in {source}; record some with --record")
@@ -39,7 +38,7 @@ def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
         if saved.get("version") != VERSION:
             raise BundleError(f"{file} has episodes of version {saved.get('version')}, this simic reads {VERSION}")
         try:
-            groups = [{name: _restored(value) for name, value in group.items()} for group in saved["groups"]]
+            groups = [{name: _expand(value) for name, value in group.items()} for group in saved["groups"]]
             rollouts += [to_rollout(group, state_size) for group in groups]
         except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise BundleError(f"{file} holds no whole episodes ({type(error).__name__}: {error})") from None
@@ -47,12 +46,13 @@ def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
+    # Rewards, which are (T, N), keep their precision: their range is not bounded as that of features is.
     if values.dtype in (np.float32, np.float64) and values.ndim > 2:
         return values.astype(np.float16)
     return values.astype(np.int16) if values.dtype == np.int64 else values
 
 
-def _restored(values: np.ndarray) -> np.ndarray:
+def _expand(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.float16:
         return values.astype(np.float32)
     return values.astype(np.int64) if values.dtype == np.int16 else values

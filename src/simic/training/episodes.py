@@ -1,28 +1,26 @@
-"""Whole episodes of one group of hosts: the unit of work, a pure function of (weights, setup, rng seed, update, group).
+"""Episodes of one group of hosts: the unit of work, a pure function of (weights, setup, rng seed, update, group).
 
-Shapes: T decisions, N hosts of a group, S slots, H heads. Results are numpy arrays, so that they travel between
-processes by value.
+Shapes: T decisions, N hosts of a group, S slots, H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from simic.control.baselines import WaitController
 from simic.control.facts import Facts
 from simic.control.learned import make_network, network_input, row_masks
-from simic.control.legality import Masks, legal_masks
+from simic.control.legality import Masks
 from simic.control.observation import observe
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.environment.host_trainings import HostTrainings, Outcome
+from simic.environment.episodes import EpisodeRecord, PolicyRecord, TwinRecord, decide_by, play, stacked
+from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import host_rng_seed, task_rng_seed
-from simic.gymnasium.vector_env import score
-from simic.lifecycle.actions import HEADS
-from simic.lifecycle.stages import LIVE, LifecycleConfig
+from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
 from simic.policy.network import ActorCritic, FactoredRecurrentActorCritic
@@ -32,19 +30,22 @@ from simic.rewards.schemes import RewardConfig
 from simic.tasks.families import FAMILIES, Split, find_family
 from simic.tasks.task import Task, make_task
 
+OBSERVATION = ("base", "slots", "blueprints")
+"""Parts of an observation, under these names also in recorded episodes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSetup:
-    """Everything about a group but its rng seed."""
+    """Settings that all groups of a run share."""
 
     task: str
     """A task family, or one task."""
     data_dir: str | None = None
-    """Where a task that reads files finds them."""
+    """Directory of the files that some tasks read."""
     split: Split = "train"
     group_size: int
     twins: bool
-    """Whether rewards are what hosts gain over twins that never grow."""
+    """Subtract the rewards of twins that never grow."""
     episode: EpisodeConfig
     lifecycle: LifecycleConfig
     reward: RewardConfig
@@ -52,23 +53,24 @@ class GroupSetup:
 
 
 class GroupJob(NamedTuple):
-    """Which group of which update, and which of the run's tasks it has."""
+    """One group of one update."""
 
     rng_seed: int
     update: int
     group: int
     task: int
+    """Index of the task within the run."""
     twin: bool = False
-    """Whether the hosts are left alone, for others to be compared with."""
+    """Play the twins: the same hosts without growth."""
 
     @property
     def group_seed(self) -> int:
-        """What the group's hosts and the policy's choices are drawn from."""
+        """Rng seed of the group's hosts and of the policy's samples."""
         return host_rng_seed(self.rng_seed, self.update, self.group)
 
 
 def group_jobs(rng_seed: int, update: int, num_groups: int, num_tasks: int) -> list[GroupJob]:
-    """The groups of an update; tasks take turns, or are new ones every time if `num_tasks` is 0."""
+    """The groups of an update. Groups cycle through `num_tasks` tasks; 0 gives every group a new one."""
     first = update * num_groups
     return [
         GroupJob(rng_seed, update, group, (first + group) % num_tasks if num_tasks else first + group)
@@ -76,140 +78,44 @@ def group_jobs(rng_seed: int, update: int, num_groups: int, num_tasks: int) -> l
     ]
 
 
-class Weights(NamedTuple):
-    """A policy as plain data."""
+class PolicyWeights(NamedTuple):
+    """A policy as plain data that can be sent between processes."""
 
     config: PolicyConfig
     arrays: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, network: ActorCritic) -> Weights:
-        """A copy of what a network knows."""
+    def of(cls, network: ActorCritic) -> PolicyWeights:
+        """A copy of a network's weights."""
         return cls(network.config, {name: value.cpu().numpy().copy() for name, value in network.state_dict().items()})
 
     def network(self) -> FactoredRecurrentActorCritic:
-        """A network that knows it."""
+        """A network with these weights."""
         network = make_network(self.config)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays.items()})
         return network
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """What happened in a group, for whoever tells about it."""
-
-    task: str
-    slot_names: tuple[str, ...]
-    blueprint_names: tuple[str, ...]
-    action: np.ndarray  # (T, N, H)
-    probability: np.ndarray  # (T, N, H) of what was chosen
-    legal_ops: np.ndarray  # (T, N, ops)
-    valid: np.ndarray  # (T, N)
-    reward: np.ndarray  # (T, N)
-    value: np.ndarray  # (T, N) in the units of the critic
-    reward_terms: dict[str, np.ndarray]  # (T, N) each
-    verdict: np.ndarray  # (T, N)
-    gaming: dict[str, np.ndarray]  # (T, N, S) each; empty without twins, which are its yardstick
-    stage: np.ndarray  # (T + 1, N, S)
-    blueprint: np.ndarray  # (T + 1, N, S)
-    alpha: np.ndarray  # (T + 1, N, S)
-    age: np.ndarray  # (T + 1, N, S)
-    contribution: np.ndarray  # (T + 1, N, S)
-    contribution_age: np.ndarray  # (T + 1, N, S) decisions since it was measured
-    seed_gradient: np.ndarray  # (T + 1, N, S)
-    host_gradient: np.ndarray  # (T + 1, N)
-    val_loss: np.ndarray  # (T + 1, N)
-    val_accuracy: np.ndarray  # (T + 1, N)
-    train_loss: np.ndarray  # (T + 1, N)
-    score: np.ndarray  # (N,) of the exported network, on validation data
-    twin_score: np.ndarray  # (N,) of the twin that never grew; NaN without twins
-    twin_accuracy: np.ndarray  # (T + 1, N) likewise
-    parameters: np.ndarray  # (N,) of the exported network
-    host_parameters: np.ndarray  # (N,)
-    decisions: np.ndarray  # (N,) until the episode ended
-    shapley: np.ndarray  # (N, S) what each seed is worth at the end
-
-
-class Played(NamedTuple):
-    """The episodes of a group: what the learner needs, and what there is to tell."""
-
-    rollout: dict[str, Any]
-    trace: Trace
-
-
-Decide = Callable[[Facts, Masks], tuple[np.ndarray, dict[str, Any]]]
-"""From facts and masks to actions (N, H), and what else is worth keeping of the decision (arrays (N, ...))."""
-
-
-def play_group(common: tuple[GroupSetup, Weights], job: GroupJob) -> Played:
-    """Draw a task and its hosts, and let the policy lead them through their episodes, or nobody."""
+def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> EpisodeRecord:
+    """Draw a task and its hosts and play their episodes with the sampled policy, or as twins without growth."""
     setup, weights = common
     trainings = make_trainings(setup, job)
     if job.twin:
-        return play(trainings, _never)
+        return play(trainings, decide_by(WaitController().act))
     network = weights.network()
     generator = torch.Generator().manual_seed(job.group_seed)
-    state = network.initial_state(setup.group_size)
+    state, steps = network.initial_state(setup.group_size), list[PolicyRecord]()
 
-    def decide(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
+    def decide(facts: Facts, masks: Masks) -> np.ndarray:
         nonlocal state
-        seen, mask = network_input(observe(facts, masks)), row_masks(masks)
-        choice = choose(network, seen, mask, state, generator=generator)
+        observation, mask = network_input(observe(facts, masks)), row_masks(masks)
+        choice = choose(network, observation, mask, state, generator=generator)
         state = choice.state
-        kept = {"mask": mask, "log_prob": choice.log_prob.numpy(), "value": choice.value.numpy(), **seen}
-        return choice.action.numpy(), kept
+        probability, value = np.exp(choice.log_prob.numpy()), choice.value.numpy()
+        steps.append(PolicyRecord(observation=observation, mask=mask, probability=probability, value=value))
+        return choice.action.numpy()
 
-    return play(trainings, decide)
-
-
-def against_twins(played: Played, twins: Played, gamma: float) -> Played:
-    """Episodes whose rewards are gains over the same hosts, same weights and batches, led by somebody else.
-
-    What a host earns on its own does not depend on what is decided, so taking it off favours no decision; but hosts
-    differ in it far more than decisions matter, and learning would drown in that. The twins are also the yardstick of
-    gaming.
-    """
-    own, twin = played.trace, owed_to_twins(played.trace, twins.trace.reward, gamma)
-    reward = own.reward - twin
-    trace = replace(
-        own,
-        reward=reward,
-        reward_terms=own.reward_terms | {"twin": -twin},
-        twin_score=twins.trace.score,
-        twin_accuracy=twins.trace.val_accuracy,
-        gaming=suspected(played, twins),
-    )
-    return Played(played.rollout | {"reward": reward}, trace)
-
-
-def owed_to_twins(own: Trace, earned: np.ndarray, gamma: float) -> np.ndarray:
-    """What is taken off the rewards of hosts (T, N), given what their twins earned (T, N).
-
-    The last decision of an episode owes all that its twin goes on to earn, discounted: a host that breaks forfeits the
-    same whenever it breaks, where otherwise it would pay the less, the earlier it does.
-    """
-    rest = earned.copy()
-    for step in range(len(rest) - 2, -1, -1):
-        rest[step] += gamma * rest[step + 1]
-    last = np.arange(len(rest))[:, None] == own.decisions - 1
-    return np.where(last, rest, np.where(own.valid, earned, 0.0))
-
-
-def suspected(played: Played, twins: Played) -> dict[str, np.ndarray]:
-    """Seeds that look better than they are, by reason (T, N, S).
-
-    Only live seeds are judged: a host comes to rely on its fossils, and what it would lose without them soon exceeds
-    what it gained by them. The last decision is that of another network, the exported one.
-    """
-    own = played.trace
-    lasts = own.valid & ~played.rollout["terminated"] & twins.trace.valid & ~twins.rollout["terminated"]
-    live = np.isin(own.stage[1:], LIVE) & (own.alpha[1:] > 0)
-    gain = own.val_accuracy[1:] - twins.trace.val_accuracy[1:]
-    return detect(own.contribution[1:], gain, live & lasts[..., None])
-
-
-def _never(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
-    return np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64), {}
+    return replace(play(trainings, decide), policy=stacked(steps))
 
 
 def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
@@ -229,125 +135,79 @@ def group_task(name: str, split: Split, rng_seed: int, data_dir: str | None = No
     return find_family(name).draw_task(rng_seed, split) if name in FAMILIES else make_task(name, data_dir=data_dir)
 
 
-def play(trainings: HostTrainings, decide: Decide) -> Played:
-    """Whole episodes of all hosts; a host whose episode ended early waits for the others, and no longer counts."""
-    facts, alive = trainings.facts(), np.ones(trainings.num_hosts, dtype=bool)
-    before, steps = [_snapshot(facts)], []
-    decisions, ends = np.zeros(len(alive), dtype=np.int64), {}
-    for _ in range(trainings.episode.horizon):
-        masks = legal_masks(facts)
-        action, kept = decide(facts, masks)
-        action = action * alive[:, None]
-        outcome = trainings.step(action)
-        facts, newly = outcome.facts, outcome.ended & alive
-        steps.append(_step(action, kept, masks, outcome, alive, newly))
-        before.append(_snapshot(facts))
-        decisions += alive
-        _take(ends, newly, _end(trainings, outcome))
-        alive = alive & ~outcome.ended
-    return _assemble(trainings, steps, before, ends | {"decisions": decisions})
+def against_twins(record: EpisodeRecord, twins: EpisodeRecord, gamma: float) -> EpisodeRecord:
+    """Subtract from the rewards those of the twins: the same hosts, weights and batches without growth.
+
+    The twins' rewards do not depend on the actions, so subtracting them is a baseline: it changes no preference between
+    actions, but removes the variance between hosts, which is far larger than the effect of decisions. Twins are also
+    the reference for the detection of gaming.
+    """
+    assert record.reward is not None
+    assert record.reward_terms is not None
+    assert twins.reward is not None
+    baseline = twin_baseline(record, twins.reward, gamma)
+    return replace(
+        record,
+        reward=record.reward - baseline,
+        reward_terms=record.reward_terms | {"twin": -baseline},
+        twins=TwinRecord(score=twins.score, val_accuracy=twins.val_accuracy, gaming=detect_gaming(record, twins)),
+    )
 
 
-def to_rollout(parts: dict[str, Any], state_size: int) -> Rollout:
-    """The learner's view of episodes that were played."""
-    tensors = {name: torch.from_numpy(np.array(value)) for name, value in parts.items() if name not in _SEEN}
+def twin_baseline(record: EpisodeRecord, earned: np.ndarray, gamma: float) -> np.ndarray:
+    """The part (T, N) of the twins' rewards `earned` (T, N) that is subtracted at each decision.
+
+    The last decision of an episode is charged the discounted sum of all that its twin still earns. So a host that
+    breaks loses the same whenever it breaks; otherwise breaking early would be cheaper.
+    """
+    rest = earned.copy()
+    for step in range(len(rest) - 2, -1, -1):
+        rest[step] += gamma * rest[step + 1]
+    last = np.arange(len(rest))[:, None] == record.decisions - 1
+    return np.where(last, rest, np.where(record.valid, earned, 0.0))
+
+
+def detect_gaming(record: EpisodeRecord, twins: EpisodeRecord) -> dict[str, np.ndarray]:
+    """Flags (T, N, S) by reason, see `rewards.gaming`.
+
+    Only live seeds are judged: a host adapts to its fossils, so removing one soon costs more than it ever gained. The
+    last state is left out, because it is measured on the exported network.
+    """
+    comparable = record.valid & ~record.terminated & twins.valid & ~twins.terminated
+    live = record.slots.live[1:] & (record.slots.alpha[1:] > 0)
+    gain = record.val_accuracy[1:] - twins.val_accuracy[1:]
+    return detect(record.slots.contribution[1:], gain, live & comparable[..., None])
+
+
+def learner_arrays(record: EpisodeRecord) -> dict[str, np.ndarray]:
+    """What the learner needs of a record, as arrays (T, N, ...); also the contents of recorded episodes."""
+    assert record.policy is not None
+    assert record.reward is not None
+    first = np.zeros_like(record.valid)
+    first[0] = True
+    return {
+        "action": record.action,
+        "valid": record.valid,
+        "reward": record.reward,
+        "terminated": record.terminated,
+        "first": first,
+        # The contribution in the state after the decision; a terminal state has none.
+        "contribution": np.where(record.terminated[..., None], np.nan, record.slots.contribution[1:]),
+        "mask": record.policy.mask,
+        **record.policy.observation,
+    }
+
+
+def to_rollout(arrays: dict[str, np.ndarray], state_size: int) -> Rollout:
+    """The rollout of `learner_arrays`: whole episodes, which start from a zero state and are never truncated."""
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items() if name not in OBSERVATION}
     for name in ("reward", "contribution"):
         tensors[name] = tensors[name].float()
-    nothing = torch.zeros_like(tensors["reward"])
+    zeros = torch.zeros_like(tensors["reward"])
     return Rollout(
-        observation={name: torch.from_numpy(parts[name]) for name in _SEEN},
+        observation={name: torch.from_numpy(arrays[name]) for name in OBSERVATION},
         truncated=torch.zeros_like(tensors["terminated"]),
-        next_value=nothing,
-        state=nothing.new_zeros(nothing.shape[1], state_size),
+        next_value=zeros,
+        state=zeros.new_zeros(zeros.shape[1], state_size),
         **tensors,
     )
-
-
-_SEEN = ("base", "slots", "blueprints")
-
-
-def _snapshot(facts: Facts) -> dict[str, np.ndarray]:
-    slots = facts.slots
-    return {
-        "stage": slots.stage,
-        "blueprint": slots.blueprint,
-        "alpha": slots.alpha,
-        "age": slots.age,
-        "contribution": slots.contribution,
-        "contribution_age": slots.contribution_age,
-        "seed_gradient": slots.gradient_norm,
-        "host_gradient": facts.host_gradient_norm,
-        "val_loss": facts.val_loss[:, -1],
-        "val_accuracy": facts.val_accuracy[:, -1],
-        "train_loss": facts.train_loss[:, -1],
-    }
-
-
-def _step(
-    action: np.ndarray, kept: dict[str, Any], masks: Masks, outcome: Outcome, alive: np.ndarray, newly: np.ndarray
-) -> dict[str, Any]:
-    known = ~outcome.ended & alive
-    return kept | {
-        "action": action,
-        "legal_ops": masks.op,
-        "valid": alive,
-        "reward": outcome.reward.total * alive,
-        "reward_terms": outcome.reward.terms,
-        "verdict": np.where(alive, outcome.verdict, 0),
-        "terminated": newly | ~alive,
-        "measured": np.where(known[:, None], outcome.facts.slots.contribution, np.nan),
-    }
-
-
-def _end(trainings: HostTrainings, outcome: Outcome) -> dict[str, np.ndarray]:
-    """How hosts stand, were their episodes to end now."""
-    facts, shape = outcome.facts, outcome.facts.slots.stage.shape
-    attribution = outcome.attribution
-    return {
-        "score": score(facts, outcome.ended, rent_weight=trainings.reward.rent_weight),
-        "parameters": trainings.parameters(exported=True),
-        "shapley": np.full(shape, np.nan) if attribution is None else attribution.shapley,
-    }
-
-
-def _take(ends: dict[str, np.ndarray], which: np.ndarray, values: dict[str, np.ndarray]) -> None:
-    for name, value in values.items():
-        ends.setdefault(name, np.full(value.shape, np.nan, dtype=np.float64))[which] = value[which]
-
-
-def _assemble(
-    trainings: HostTrainings, steps: list[dict[str, Any]], before: list[dict[str, np.ndarray]], ends: dict[str, Any]
-) -> Played:
-    def stacked(name: str) -> np.ndarray:
-        return np.stack([step[name] for step in steps])
-
-    def nested(name: str) -> dict[str, np.ndarray]:
-        return {key: np.stack([step[name][key] for step in steps]) for key in steps[0][name]}
-
-    first = np.zeros_like(stacked("valid"))
-    first[0] = True
-    rollout = {name: stacked(name) for name in ("action", "valid", "reward", "terminated")} | {"first": first}
-    rollout["contribution"] = stacked("measured")
-    if "mask" in steps[0]:
-        rollout |= {name: stacked(name) for name in ("mask", *_SEEN)}
-    heads = rollout["action"]
-    trace = Trace(
-        task=trainings.task.name,
-        slot_names=tuple(trainings.task.slots),
-        blueprint_names=tuple(trainings.hosts.blueprint_names),
-        action=heads,
-        probability=np.exp(stacked("log_prob")) if "log_prob" in steps[0] else np.ones(heads.shape),
-        legal_ops=stacked("legal_ops"),
-        valid=rollout["valid"],
-        reward=rollout["reward"],
-        value=stacked("value") if "value" in steps[0] else np.full(rollout["reward"].shape, np.nan),
-        reward_terms=nested("reward_terms"),
-        verdict=stacked("verdict"),
-        gaming={},
-        host_parameters=np.full(trainings.num_hosts, trainings.hosts.host_parameters),
-        twin_score=np.full(trainings.num_hosts, np.nan),
-        twin_accuracy=np.full((len(before), trainings.num_hosts), np.nan),
-        **{name: np.stack([own[name] for own in before]) for name in before[0]},
-        **ends,
-    )
-    return Played(rollout, trace)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from simic.environment.episodes import EpisodeRecord
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.rollout import Rollout, join
@@ -28,9 +29,9 @@ from simic.telemetry.events import (
     WorkerFault,
 )
 from simic.telemetry.recorder import Recorder
-from simic.training.episode_events import NARRATORS
+from simic.training.episode_events import EVENTS_OF
 from simic.training.episode_files import save_episodes
-from simic.training.episodes import GroupSetup, Played, Weights, against_twins, group_jobs, to_rollout
+from simic.training.episodes import GroupSetup, PolicyWeights, against_twins, group_jobs, learner_arrays, to_rollout
 from simic.training.progress import Progress
 from simic.training.statistics import episode_figures
 from simic.workers.protocol import Pool
@@ -90,27 +91,28 @@ class Run:
         yield
         self._seconds[name] = time.perf_counter() - began
 
-    def collect(self) -> list[Played]:
+    def collect(self) -> list[EpisodeRecord]:
         """The episodes of all groups under the policy of now."""
         jobs = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks)
         if self.setup.twins:  # last, because they are short: workers end at about the same time
             jobs += [job._replace(twin=True) for job in jobs]
         played: list[Any] = [None] * len(jobs)
-        for done, (group, result) in enumerate(self.pool.stream((self.setup, Weights.of(self.agent.plain)), jobs), 1):
+        common = (self.setup, PolicyWeights.of(self.agent.plain))
+        for done, (group, result) in enumerate(self.pool.stream(common, jobs), 1):
             played[group] = result
             self.progress.groups(done, len(jobs))
         groups, twins = played[: self.num_groups], played[self.num_groups :]
         gamma = self.setup.reward.gamma
         return [against_twins(own, twin, gamma) for own, twin in zip(groups, twins, strict=True)] if twins else groups
 
-    def assemble(self, played: list[Played]) -> tuple[Rollout, dict[str, float]]:
+    def assemble(self, played: list[EpisodeRecord]) -> tuple[Rollout, dict[str, float]]:
         """One rollout of all groups, and figures of their episodes."""
-        rollouts = [to_rollout(group.rollout, self.agent.plain.state_size) for group in played]
+        groups = [learner_arrays(record) for record in played]
         if self.record_episodes:
-            save_episodes(self.directory.episodes, self.update, [group.rollout for group in played])
-        return join(rollouts), episode_figures([group.trace for group in played])
+            save_episodes(self.directory.episodes, self.update, groups)
+        return join([to_rollout(group, self.agent.plain.state_size) for group in groups]), episode_figures(played)
 
-    def log_update(self, played: list[Played], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
+    def log_update(self, played: list[EpisodeRecord], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
         """Record the story of the update, and look for anomalies in it."""
         figures = figures | metrics.flat()
         alarms = metrics.ratio_alarms[::-1]  # the worst last, so that it stays
@@ -118,10 +120,10 @@ class Run:
         self._anomalies = self.detector.check(self.update, figures, places)
         if self._anomalies:
             self.recorder.escalate(self.escalate_updates)
-        for group, (_, trace) in enumerate(played):
-            for kind, narrate in NARRATORS.items():
+        for group, record in enumerate(played):
+            for kind, events_of in EVENTS_OF.items():
                 if self.recorder.wants(kind):
-                    for event in narrate(trace, self.update, group):
+                    for event in events_of(record, self.update, group):
                         self.recorder.record(event)
         self.recorder.record(Update(update=self.update, metrics=figures))
         for anomaly in self._anomalies:
