@@ -26,7 +26,7 @@ from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
 from simic.growth.slot_discovery import Site, find_sites, reference_tensor
 from simic.lifecycle.actions import STYLES, Action, Column, Op
-from simic.lifecycle.slots import SlotState, check_actions, execute, plant_fossil, remove, tick
+from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
 from simic.lifecycle.stages import LifecycleConfig, Stage
 
 
