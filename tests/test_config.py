@@ -2,28 +2,33 @@
 
 import json
 import re
-from dataclasses import fields, is_dataclass
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from simic.cli import TrainCommand
+from simic.commands.flags import parse_command
+from simic.commands.train import TrainCommand
 from simic.config import (
     DEFAULT_PRESET,
-    MISSING,
     PRESETS,
     RESUMABLE,
+    VERSION,
     RunConfig,
-    differences,
-    override,
     read_config,
     read_run_config,
     to_dict,
+    upgrade,
     with_defaults,
 )
+from simic.plugins import load_plugins
 from simic.registry import nearest
+from simic.rewards.schemes import RewardConfig
+from simic.settings import MISSING, Setting, differences, is_table, nest, override, plain_type, settings_of, to_tables
 from simic.telemetry.anomalies import Thresholds
 
-BASE = PRESETS[DEFAULT_PRESET][1]
+BASE = PRESETS[DEFAULT_PRESET].config
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -31,23 +36,71 @@ def test_presets_are_valid_and_survive_a_file(name, tmp_path):
     _, config = PRESETS[name]
     (tmp_path / "config.json").write_text(json.dumps(to_dict(config)))
     assert override(RunConfig(), read_config(tmp_path / "config.json")) == config
-    assert config.reward.gamma == config.ppo.gamma
+    assert config.discounted_reward.gamma == config.ppo.gamma
     assert config.hosts_per_update == config.num_groups * config.group_size
 
 
-def test_every_setting_has_a_help_string():
-    import inspect
+# Every setting, by flag and by file.
 
-    def check(cls: type) -> None:
-        source = inspect.getsource(cls)
-        for item in fields(cls):
-            default = item.default_factory() if callable(item.default_factory) else item.default
-            if is_dataclass(default):
-                check(type(default))
-            else:
-                assert re.search(rf'\n    {item.name}: .*\n    """', source), f"{cls.__name__}.{item.name}"
+NEEDS = {
+    **{name: ["--algorithm", name, "--episodes", "random"] for name in ("iql", "imitation")},
+    **{"algorithm": ["--episodes", "random"], "episodes": ["--algorithm", "iql"]},
+}
+"""Flags without which settings of a section would be refused."""
+SHARES = ("ppo.gamma", "ppo.gae_lambda", "ppo.entropy_floor", "imitation.held_out", "iql.expectile", "iql.target_rate")
+SHARES += ("thresholds.ratio_low", "thresholds.ratio_share", "thresholds.entropy", "thresholds.decay")
+SHARES += ("thresholds.explained_variance", "governor.learned_share")
+SPECIAL = {
+    **dict.fromkeys(SHARES, 0.25),
+    "governor.collapsed_share": 0.95,
+    "task": "digits",
+    "algorithm": "iql",
+    "data_dir": "x",
+    "episodes": ("random",),
+    "plugins": ("json",),
+    "ppo.anneal_updates": 99,
+    "reward.scheme": "loss",
+}
+"""Values of settings that would not be valid if they were one larger."""
 
-    check(RunConfig)
+
+def another_value(setting: Setting) -> Any:
+    """A valid value that is not the one of the quick preset."""
+    value: Any = BASE
+    for name in setting.name.split("."):
+        value = getattr(value, name)
+    kind = plain_type(setting.type)
+    if setting.name in SPECIAL:
+        return SPECIAL[setting.name]
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != value)
+    if is_table(kind):
+        return {"op": 2.0}
+    return not value if kind is bool else kind((value or 0) + 1)
+
+
+@pytest.mark.parametrize("setting", settings_of(RunConfig), ids=lambda setting: setting.name)
+def test_every_setting_has_a_help_text_a_flag_and_a_place_in_files(tmp_path, setting):
+    assert setting.help.endswith(".")
+    load_plugins(["json"])
+    value = another_value(setting)
+    flag = "--plugin" if setting.name == "plugins" else f"--{setting.name.replace('_', '-')}"
+    if value is True or value is False:
+        texts = [flag if value else f"--no-{flag[2:]}"]
+    elif isinstance(value, dict):
+        texts = [part for key, entry in value.items() for part in (f"{flag}.{key}", str(entry))]
+    else:
+        texts = [flag, *(value if isinstance(value, tuple) else [str(value)])]
+    others = NEEDS.get(setting.name.partition(".")[0], [])
+    (by_flag,) = parse_command(TrainCommand, [*others, *texts], prog="simic train").resolve()[0].values()
+    write(tmp_path / "a.json", json.dumps({"version": VERSION, **nest({setting.name: value})}))
+    arguments = [*others, "--config", str(tmp_path / "a.json")]
+    (by_file,) = parse_command(TrainCommand, arguments, prog="simic train").resolve()[0].values()
+    found = by_flag
+    for name in setting.name.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert by_file == by_flag
 
 
 # Files.
@@ -60,12 +113,12 @@ def write(path, text):
 
 def test_json_and_toml_say_the_same(tmp_path):
     one = write(
-        tmp_path / "a.json", '{"updates": 7, "task": "digits", "ppo": {"gamma": 0.9}, "reward": {"gamma": 0.9}}'
+        tmp_path / "a.json", '{"updates": 7, "task": "digits", "ppo": {"gamma": 0.9}, "reward": {"scale": 0.5}}'
     )
-    other = write(tmp_path / "a.toml", 'updates = 7\ntask = "digits"\nppo.gamma = 0.9\n[reward]\ngamma = 0.9\n')
+    other = write(tmp_path / "a.toml", 'updates = 7\ntask = "digits"\nppo.gamma = 0.9\n[reward]\nscale = 0.5\n')
     config = override(BASE, read_config(one))
     assert config == override(BASE, read_config(other))
-    assert (config.updates, config.task, config.ppo.gamma, config.reward.gamma) == (7, "digits", 0.9, 0.9)
+    assert (config.updates, config.task, config.ppo.gamma, config.reward.scale) == (7, "digits", 0.9, 0.5)
     assert config.ppo.learning_rate == BASE.ppo.learning_rate  # what is not named stays
 
 
@@ -100,7 +153,7 @@ def test_json_and_toml_say_the_same(tmp_path):
         ({"ppo": {"gamma": 1.5}}, "ppo.gamma must be between 0 and 1, got 1.5"),
         ({"ppo": {"learning_rate": float("nan")}}, "ppo.learning_rate must be above 0, got nan"),
         ({"episode": {"horizon": 0}}, "episode.horizon must be at least 1, got 0"),
-        ({"algorithm": "iql"}, "algorithm iql learns from recorded episodes: name them with --episodes"),
+        ({"algorithm": "iql"}, "algorithm iql learns from episodes: name some with --episodes"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_right(settings, message):
@@ -108,12 +161,13 @@ def test_a_wrong_setting_is_named_with_what_is_right(settings, message):
         override(BASE, settings)
 
 
-@pytest.mark.parametrize("part", ["ppo", "reward"])
-def test_there_is_one_gamma(part):
-    with pytest.raises(ValueError, match=r"gamma is .*, the learner's is .*; set both to one value"):
-        override(BASE, {part: {"gamma": 0.5}})
-    changed = override(BASE, {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}})
-    assert changed.ppo.gamma == changed.reward.gamma == 0.5
+def test_there_is_one_gamma():
+    changed = override(BASE, {"ppo": {"gamma": 0.5}})
+    assert changed.ppo.gamma == changed.discounted_reward.gamma == 0.5
+    with pytest.raises(ValueError, match=r"^reward.gamma is not a setting: it follows ppo.gamma"):
+        override(BASE, {"reward": {"gamma": 0.5}})
+    with pytest.raises(ValueError, match=r"gamma is 0.5, the learner's is 0.99"):
+        RunConfig(reward=RewardConfig(gamma=0.5))
 
 
 def test_values_become_what_their_type_wants():
@@ -174,7 +228,7 @@ def test_differences_are_told_by_dotted_name():
 
 
 def test_what_may_differ_when_resuming_exists():
-    assert set(RESUMABLE) <= {name for name, _, _ in differences(to_dict(RunConfig()), {})}
+    assert set(RESUMABLE) <= {setting.name for setting in settings_of(RunConfig)}
 
 
 def test_thresholds_are_settings_too():
@@ -185,61 +239,93 @@ def test_thresholds_are_settings_too():
 # Where settings come from: preset, file, --fast-dev-run, flags; later ones win.
 
 
-def resolve(tmp_path, settings=None, **flags):
-    if settings is not None:
-        flags["config"] = write(tmp_path / "c.json", json.dumps(settings))
-    return TrainCommand(**flags).resolve()
+def resolve(*flags: str) -> tuple[RunConfig, list[str]]:
+    configs, sources = parse_command(TrainCommand, flags, prog="simic train").resolve()
+    return configs[""], sources
 
 
 def test_later_sources_win(tmp_path):
-    file = {"updates": 100, "num_groups": 9, "rng_seed": 4}
-    assert resolve(tmp_path)[0] == BASE
-    config, sources = resolve(tmp_path, file, preset="standard", fast_dev_run=True, num_groups=3, level="debug")
+    path = write(tmp_path / "c.json", json.dumps({"updates": 100, "num_groups": 9, "rng_seed": 4}))
+    assert resolve()[0] == BASE
+    flags = ["--preset", "standard", "--config", str(path), "--fast-dev-run", "--num-groups", "3", "--level", "debug"]
+    config, sources = resolve(*flags)
     assert config.updates == 2  # --fast-dev-run over the file
     assert config.num_groups == 3  # a flag over all
     assert config.rng_seed == 4  # the file over the preset
     assert config.level == "debug"
-    assert config.keep == PRESETS["standard"][1].keep
-    path = tmp_path / "c.json"
+    assert config.keep == PRESETS["standard"].config.keep
     assert sources == ["preset standard", f"file {path}", "--fast-dev-run", "flags --num-groups --level"]
-    assert resolve(tmp_path, file)[0].updates == 100
+    assert resolve("--config", str(path))[0].updates == 100
 
 
-def test_flags_reach_their_settings(tmp_path):
-    config, _ = resolve(
-        tmp_path, gamma=0.5, horizon=9, incubation="shadow", reward="sparse", learning_rate=0.1,
-        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("random",), algorithm="imitation",
-    )  # fmt: skip
-    assert config.ppo.gamma == config.reward.gamma == 0.5
+def test_short_flags_reach_their_settings():
+    config, sources = resolve(
+        *("--gamma", "0.5", "--horizon", "9", "--incubation", "shadow", "--reward", "sparse", "--learning-rate", "0.1"),
+        *("--entropy-coefficient", "0.3", "--record", "--episodes", "random", "--algorithm", "imitation"),
+    )
+    assert config.ppo.gamma == config.discounted_reward.gamma == 0.5
     assert (config.episode.horizon, config.lifecycle.incubation, config.reward.scheme) == (9, "shadow", "sparse")
     assert (config.imitation.learning_rate, config.imitation.entropy_coefficient) == (0.1, 0.3)
     assert config.ppo.learning_rate == BASE.ppo.learning_rate
-    ppo = resolve(tmp_path, learning_rate=0.1, entropy_coefficient=0.3)[0].ppo
+    assert sources[1] == (
+        "flags --horizon --incubation --reward --gamma --algorithm --episodes --record --learning-rate "
+        "--entropy-coefficient"
+    )
+    ppo = resolve("--learning-rate", "0.1", "--entropy-coefficient", "0.3")[0].ppo
     assert (ppo.learning_rate, ppo.entropy_coefficient) == (0.1, 0.3)
-    assert (config.record, config.tensorboard, config.wandb) == (True, True, True)
-    assert (config.episodes, config.algorithm) == (("random",), "imitation")
+    with pytest.raises(ValueError, match=r"^--learning-rate and --ppo.learning-rate are the same setting"):
+        resolve("--learning-rate", "0.1", "--ppo.learning-rate", "0.2")
 
 
-def test_a_flag_of_zero_counts(tmp_path):
-    config, sources = resolve(tmp_path, workers=0, rng_seed=0)
-    assert config.workers == 0
-    assert sources[-1] == "flags --rng-seed --workers"
+def test_values_of_flags():
+    config, _ = resolve("--workers=0", "--rng_seed", "0", "--ppo.target-kl", "none", "--ppo.head_entropy.op=2")
+    assert (config.workers, config.ppo.target_kl, config.ppo.head_entropy) == (0, None, {"op": 2.0})
+    for flags, message in (
+        (["--updates", "many"], "--updates must be int, got 'many'"),
+        (["--ppo.gamma", "x"], "--ppo.gamma must be float, got 'x'"),
+        (["--ppo.head-entropy.op", "x"], "--ppo.head-entropy.op must be float, got 'x'"),
+        (["--policy.core", "gruu"], "--policy.core has no choice 'gruu'; did you mean gru?"),
+        (["--clip-range", "1"], "simic train has no flag --clip-range; did you mean ppo.clip-range?"),
+        (["--updates"], "argument --updates: expected one argument"),
+        (["--updates", "1", "2"], "simic train has no flag 2; "),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            resolve(*flags)
 
 
 def test_a_run_that_is_resumed_by_its_path_keeps_its_settings(tmp_path):
     saved = override(BASE, {"group_size": 5, "rng_seed": 8})
     write(tmp_path / "config.json", json.dumps(to_dict(saved)))
-    config, sources = TrainCommand(resume=str(tmp_path), updates=99).resolve()
-    assert config == override(saved, {"updates": 99})
-    assert sources == [f"run {tmp_path}", "flags --updates"]
-    assert TrainCommand(resume="auto", out=tmp_path).resolve() == (saved, [f"run {tmp_path}"])
-    given = TrainCommand(resume="auto", out=tmp_path, preset="standard").resolve()[1]
+    assert resolve("--resume", str(tmp_path), "--updates", "99") == (
+        override(saved, {"updates": 99}),
+        [f"run {tmp_path}", "flags --updates"],
+    )
+    assert resolve("--resume", "auto", "--out", str(tmp_path)) == (saved, [f"run {tmp_path}"])
+    given = resolve("--resume", "auto", "--out", str(tmp_path), "--preset", "standard")[1]
     assert given == ["preset standard"]  # what does not agree with the run is refused later
-    assert TrainCommand(resume="auto", out=tmp_path / "new").resolve()[1] == ["preset quick"]
+    assert resolve("--resume", "auto", "--out", str(tmp_path / "new"))[1] == ["preset quick"]
+
+
+def test_several_values_are_several_configs():
+    flags = ["--reward", "score,loss", "--ppo.clip-range", "0.1,0.2", "--updates", "3"]
+    configs, _ = parse_command(TrainCommand, flags, prog="simic train").resolve()
+    assert list(configs) == ["score-0.1", "score-0.2", "loss-0.1", "loss-0.2"]
+    for label, config in configs.items():
+        assert label == f"{config.reward.scheme}-{config.ppo.clip_range}"
+        assert config.updates == 3
+    for flags, message in (
+        (["--updates", "3,4"], "--updates must be int, got '3,4'"),  # it determines the hosts
+        (["--reward", "loss,los"], "--reward has no choice 'los'; did you mean loss?"),
+        (["--reward", "loss,loss"], "--reward must be different values, separated by commas, got loss,loss"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            parse_command(TrainCommand, flags, prog="simic train").resolve()
 
 
 def test_episodes_are_not_ignored():
-    with pytest.raises(ValueError, match="ppo learns by trying, not from --episodes: add --algorithm imitation or iql"):
+    with pytest.raises(
+        ValueError, match="ppo plays its own episodes: leave out --episodes, or add --algorithm imitation or iql"
+    ):
         override(BASE, {"episodes": ["heuristic"]})
 
 
@@ -250,7 +336,7 @@ def test_episodes_are_not_ignored():
 @pytest.mark.parametrize("updates", [1, 7, 5000])
 def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, updates):
     """Annealing over a fixed number of updates would train all later ones at learning rate 0."""
-    config = override(PRESETS[name][1], {"updates": updates})
+    config = override(PRESETS[name].config, {"updates": updates})
     ppo = config.annealed_ppo
     assert ppo.learning_rate_schedule == "linear"
     assert [ppo.progress(0), ppo.progress(updates - 1)] == [0.0, (updates - 1) / updates]
@@ -261,7 +347,7 @@ def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, upd
 def test_an_annealing_length_of_one_s_own_is_kept_but_may_not_end_before_the_run():
     config = override(BASE, {"ppo": {"anneal_updates": 100}})
     assert config.annealed_ppo.progress(50) == 0.5
-    message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* set it to null"
+    message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* to null"
     with pytest.raises(ValueError, match=message):
         override(BASE, {"ppo": {"anneal_updates": 9}})
     with pytest.raises(ValueError, match="less than updates"):
@@ -283,3 +369,43 @@ def test_settings_that_a_run_lacks_have_their_defaults(tmp_path):
     assert with_defaults(settings) == to_dict(config)
     with pytest.raises(ValueError, match=r"config.json: there is no setting 'rng_sed'; did you mean rng_seed\?"):
         read_run_config(write(tmp_path / "config.json", '{"rng_sed": 3}'))
+
+
+FILES = Path(__file__).parent / "data" / "files_of_0_1"
+
+
+def test_a_file_of_0_1_is_upgraded(tmp_path):
+    old = json.loads((FILES / "config.json").read_text())
+    config, missing = read_run_config(FILES / "config.json")
+    assert (config.rng_seed, config.ppo.gamma, config.discounted_reward.gamma) == (5, 1.0, 1.0)
+    assert "plugins" in missing
+    old |= {"task": "excerpts", "episodes": ["schedule", "heuristic"], "algorithm": "iql"}
+    old["reward"]["scheme"] = "thrifty"
+    upgraded, _ = read_run_config(write(tmp_path / "config.json", json.dumps(old)))
+    assert (upgraded.task, upgraded.reward.scheme) == ("subsets", "score_with_costs")
+    assert upgraded.episodes == ("plan", "heuristic")
+    assert with_defaults(old) == to_dict(upgraded)
+    assert old["task"] == "excerpts"  # what is upgraded is a copy
+
+
+def test_settings_have_a_version():
+    assert to_dict(BASE)["version"] == VERSION
+    assert upgrade(to_dict(BASE)) == to_tables(BASE)
+    assert upgrade({"version": 2, "task": "excerpts"}) == {"task": "excerpts"}  # of this version, so not renamed
+    assert upgrade({"reward": {"gamma": 0.9}}) == {"reward": {}, "ppo": {"gamma": 0.9}}
+    for settings, message in (
+        ({"version": 3}, "version must be at most 2, got 3: a newer simic wrote these settings"),
+        ({"reward": {"gamma": 0.9}, "ppo": {"gamma": 0.8}}, "reward.gamma is 0.9, ppo.gamma is 0.8"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            upgrade(settings)
+    assert upgrade({"reward": 3, "episode": [], "task": 4}) == {"reward": 3, "episode": [], "task": 4}
+
+
+def test_a_file_names_plugins_but_never_loads_them(tmp_path):
+    path = write(tmp_path / "config.json", json.dumps({"plugins": ["antigravity"], "reward": {"scheme": "mine"}}))
+    with pytest.raises(ValueError, match=r"config.json: .* not loaded: add --plugin antigravity"):
+        read_run_config(path)
+    assert "antigravity" not in sys.modules
+    with pytest.raises(ValueError, match="add --plugin antigravity"):
+        RunConfig(plugins=("antigravity",))

@@ -34,6 +34,14 @@ def loaded_plugins() -> tuple[str, ...]:
     return tuple(_loaded)
 
 
+def check_plugins(names: Iterable[str]) -> None:
+    """Raise unless these plugins, which settings name, were loaded; settings alone never import a module."""
+    missing = [name for name in names if name not in _loaded]
+    if missing:
+        flags = " ".join(f"--plugin {name}" for name in missing)
+        raise PluginError(f"these settings need plugins that are not loaded: add {flags} (in Python: load_plugins)")
+
+
 def _import(name: str) -> None:
     here = os.getcwd()
     if here not in sys.path:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simic.config import PRESETS, RunConfig, override
+from simic.config import PRESETS, RunConfig
 from simic.lifecycle.actions import HEADS, Op
+from simic.settings import override
 from simic.storage.checkpoint import find_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.data import Data

@@ -127,7 +127,7 @@ def test_who_never_grows_gains_nothing(tiny_task):
 def trainings(**changes: Any) -> HostTrainings:
     config = tiny_run.make_config(episode={"horizon": 4, "attribute_at_end": True})
     task = tiny_run.make_task(**changes)
-    return HostTrainings(task, [1, 2], episode=config.episode, reward=config.reward)
+    return HostTrainings(task, [1, 2], episode=config.episode, reward=config.discounted_reward)
 
 
 def scripted(*rows: Action) -> Any:

@@ -18,11 +18,11 @@ class GovernorConfig:
     window: int = 5
     """Decisions of loss history that divergence is judged against; before there is one, random guessing stands in."""
     deviations: float = 5.0
-    """A diverging loss exceeds the median of its history by this many median absolute deviations,"""
+    """A loss diverges if it exceeds the median of its history by this many median absolute deviations."""
     relative_rise: float = 1.0
-    """and by at least this multiple of the median,"""
+    """A loss diverges only if it exceeds the median of its history by this multiple of that median."""
     absolute_rise: float = 0.1
-    """and by at least this share of the random-guess loss: a memorised training set is no reason to panic."""
+    """A loss diverges only if it rises by this share of the random-guess loss: near 0 any rise is a large multiple."""
     learned_share: float = 0.6
     """A host whose median validation loss fell below this share of the random-guess loss had learned something."""
     collapsed_share: float = 0.9

@@ -54,6 +54,13 @@ def evaluate(
     config = EvaluationConfig(
         controllers=tuple(controllers), tasks=tuple(tasks), rng_seeds=tuple(map(int, rng_seeds)), **options
     )
+    return evaluate_config(config, out=out, workers=workers, quiet=quiet)
+
+
+def evaluate_config(
+    config: EvaluationConfig, *, out: Path | None = None, workers: int = 0, quiet: bool = True
+) -> dict[str, Any]:
+    """Run the comparison that a config describes."""
     contest = Comparison(config, None if out is None else out / "parts", quiet=quiet)
     for reading in config.lineup.readings:
         contest.reporter.say(reading)

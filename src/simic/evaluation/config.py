@@ -15,24 +15,27 @@ from simic.lifecycle.stages import Incubation, LifecycleConfig
 class EvaluationConfig:
     """An evaluation; everything that its results follow from."""
 
-    controllers: tuple[str, ...]
-    """Words of names of rules, `pretrained`, paths of trained controllers or plans; name=PATH,PATH judges as one."""
-    tasks: tuple[str, ...]
-    """FAMILY[:SPLIT] or names of tasks."""
-    rng_seeds: tuple[int, ...]
-    """Every task has one host for each."""
+    controllers: tuple[str, ...] = ("wait", "random", "plan", "heuristic", "autogrow")
+    """Controllers, separated by commas or spaces: names, runs, checkpoints, controller files or plans (.json).
+    NAME=PATH labels one; NAME=PATH,PATH is one group of several policies, up to the end of the word:
+    `wait,heuristic ours=runs/a,runs/b baseline=runs/c`."""
+    tasks: tuple[str, ...] = ("mlp:held_out",)
+    """Tasks, separated by commas: FAMILY[:SPLIT] (by default held_out) or the name of a task."""
+    rng_seeds: tuple[int, ...] = tuple(range(10))
+    """Seeds of the hosts of every task."""
     num_tasks: int = 16
-    """Tasks that are drawn from each family."""
+    """Tasks drawn from each family."""
     horizon: int = EpisodeConfig.horizon
-    """Decisions of an episode."""
+    """Decisions per episode."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     ablations: bool = False
-    """Whether every learned controller is also compared with baselines derived from its own episodes."""
+    """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide,
+    replay and shuffled."""
     sample: bool = False
-    """Whether learned controllers draw their actions rather than take the likeliest."""
+    """Learned controllers sample their actions instead of taking the most probable one."""
     data_dir: str | None = None
-    """Where tasks that read files find them."""
+    """Directory of the files of tasks that read some."""
 
     def __post_init__(self) -> None:
         if not self.rng_seeds or min(self.rng_seeds) < 0 or len(set(self.rng_seeds)) < len(self.rng_seeds):

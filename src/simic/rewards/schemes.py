@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,8 +27,8 @@ class RewardConfig:
 
     scheme: SchemeName = "score"
     """The weighted sum of terms, see `SCHEMES`."""
-    gamma: float = 0.99
-    """Discount per decision. PPO's and this are one number: potential-based shaping is neutral under it alone."""
+    gamma: float = field(default=0.99, metadata={"not_a_setting": "it follows ppo.gamma"})
+    """Discount per decision, that of the learner: potential-based shaping is neutral only under the same discount."""
     rent_weight: float = 1.0
     """Points that a doubling of the parameters costs."""
     compute_weight: float = 0.0

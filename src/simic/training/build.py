@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from simic import __version__
-from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
+from simic.config import RESUMABLE, RunConfig, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
 from simic.policy.network import compile_network
 from simic.policy.saved import naming
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
+from simic.settings import differences
 from simic.storage.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -147,7 +148,7 @@ def make_setup(config: RunConfig) -> GroupSetup:
         twins=config.twins,
         episode=config.episode,
         lifecycle=config.lifecycle,
-        reward=config.reward,
+        reward=config.discounted_reward,
         governor=config.governor,
     )
 
