@@ -60,6 +60,7 @@ SPECIAL = {
     "plugins": ("json",),
     "ppo.anneal_updates": 99,
     "reward.scheme": "loss",
+    "policy.network": "factored",  # the only one without plugins
 }
 """Values of settings that would not be valid if they were one larger."""
 
@@ -75,7 +76,7 @@ def another_value(setting: Setting) -> Any:
     if get_origin(kind) is Literal:
         return next(choice for choice in get_args(kind) if choice != value)
     if is_table(kind):
-        return {"op": 2.0}
+        return {"intervention" if setting.name == "reward.weights" else "op": 2.0}
     return not value if kind is bool else kind((value or 0) + 1)
 
 

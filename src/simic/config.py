@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.lifecycle.stages import LifecycleConfig
@@ -18,9 +18,9 @@ from simic.plugins import check_plugins
 from simic.policy.config import PolicyConfig
 from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
 from simic.rewards.schemes import RewardConfig
-from simic.settings import MISSING, check_choice, check_settings, differences, override, to_tables
+from simic.settings import MISSING, check_settings, differences, override, to_tables
 from simic.storage.json_files import check_values, parse_json, read_text
-from simic.tasks import FamilyName, TaskName
+from simic.tasks.registry import FAMILIES, TASKS, check_name
 from simic.telemetry.anomalies import Thresholds
 from simic.telemetry.events import Level
 
@@ -32,7 +32,7 @@ Device = Literal["cpu", "cuda", "mps", "xpu"]
 class RunConfig:
     """A training run."""
 
-    task: str = field(default="mlp", metadata={"choices": (*get_args(FamilyName), *get_args(TaskName))})
+    task: str = field(default="mlp", metadata={"choices": lambda: (*FAMILIES, *TASKS)})
     """The task family that hosts are drawn from, or a single task."""
     data_dir: str | None = None
     """Directory of the files of a task that reads some."""
@@ -90,7 +90,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_plugins(self.plugins)
-        check_choice("task", self.task, (*get_args(FamilyName), *get_args(TaskName)))
+        check_name(self.task)
         for name in ("updates", "num_groups", "group_size", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

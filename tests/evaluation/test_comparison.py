@@ -13,9 +13,9 @@ from helpers.tiny_comparison import EAGER, make_task, of, save_network
 from simic import GrowableModel, GrowthScheduler, evaluation, pretrained
 from simic.cli import main
 from simic.control.registry import make_controller
-from simic.evaluation import candidates, comparison
+from simic.evaluation import comparison
 from simic.evaluation.comparison import evaluate
-from simic.evaluation.parsing import ABLATIONS
+from simic.evaluation.parsing import ABLATIONS, NamedTask
 from simic.lifecycle.actions import Op
 
 KEYS = [
@@ -125,8 +125,7 @@ def ablated(tmp_path_factory) -> dict[str, Any]:
     """A policy that does not look, and all that derives from it."""
     path, task = save_network(tmp_path_factory.mktemp("ablated") / "p", EAGER), make_task()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (comparison, candidates):
-            patch.setattr(module, "find_task", lambda name: task)
+        patch.setattr(NamedTask, "find", lambda self: task)
         return compare("wait", f"p={path}", ablations=True, rng_seeds=range(4))
 
 

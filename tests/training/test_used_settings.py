@@ -8,8 +8,6 @@ import pytest
 from simic.commands.flags import parse_command
 from simic.commands.train import COMMON, SHORT, TrainCommand
 from simic.config import RunConfig, to_dict
-from simic.control import CONTROLLER_NAMES
-from simic.control.registry import CONTROLLERS
 from simic.settings import differences, settings_of
 from simic.storage.bundle import save_bundle
 from simic.training.episode_files import FORMAT
@@ -55,7 +53,6 @@ def given(flag: str) -> list[str]:
 
 def test_the_table_has_every_common_flag():
     assert {*COMMON, *SHORT} - {f"--{flag}" for flag in OTHER} == {"--algorithm", "--episodes", "--compare"}
-    assert set(CONTROLLER_NAMES) == set(CONTROLLERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -10,7 +10,8 @@ from typing import Any
 from simic.commands.flags import PLUGIN, ConfigFlags
 from simic.evaluation.config import EvaluationConfig
 from simic.storage.run_directory import new_directory
-from simic.training.preflight import check_data, check_output_directory
+from simic.tasks.registry import check_data
+from simic.training.preflight import check_output_directory
 
 EVALUATIONS = Path("evaluations")
 

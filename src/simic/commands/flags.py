@@ -76,8 +76,8 @@ class Flag(NamedTuple):
         """The names that are valid; none if other values are too."""
         if get_origin(self.kind) is Literal:
             return get_args(self.kind)
-        names = self.setting.metadata.get("choices", ())
-        return tuple(names() if callable(names) else names)
+        names = self.setting.metadata.get("choices", tuple)
+        return tuple(names())
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Make the parser accept it."""

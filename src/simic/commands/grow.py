@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from simic import pretrained
 from simic.commands.flags import PLUGIN
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.registry import nearest
 from simic.settings import check_choice
-from simic.tasks import DEFAULT_TASK, TaskName
-from simic.training.preflight import check_data, check_output_file
+from simic.tasks.registry import DEFAULT_TASK, TASKS, check_data
+from simic.training.preflight import check_output_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +65,14 @@ class GrowCommand:
 
 def _check_task(name: str, data_dir: Path | None) -> None:
     if ":" not in name:
-        check_choice("--task", name, get_args(TaskName))
+        check_choice("--task", name, TASKS)
         check_data([name], data_dir)
     elif data_dir is not None:
         raise ValueError(f"{name} knows where its data is: leave out --data-dir, got {data_dir}")
 
 
 def _check_controller(name: str) -> None:
-    known = CONTROLLER_NAMES
+    known = CONTROLLERS
     if name == "pretrained":
         pretrained.check_controller()
     elif name not in known and not Path(name).is_file():

@@ -9,7 +9,8 @@ from simic.commands.flags import PLUGIN
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.parsing import parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
-from simic.training.preflight import check_data, check_output_file
+from simic.tasks.registry import check_data
+from simic.training.preflight import check_output_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from simic.commands.flags import PLUGIN, ConfigFlags, Variants
 from simic.config import DEFAULT_PRESET, PRESETS, Algorithm, RunConfig, check_file, read_run_config
 from simic.settings import flatten, nest, override, settings_of, to_tables
 from simic.storage.run_directory import RunDirectory, new_directory
-from simic.tasks import FamilyName
+from simic.tasks.registry import FAMILIES
 from simic.training.preflight import check_output_directory, check_run
 from simic.training.used_settings import refuse_ignored, used_settings
 
@@ -58,7 +58,7 @@ class TrainCommand:
       simic train --reward shaped --reward.weights.intervention 0,1
     """
 
-    preset: str | None = field(default=None, metadata={"choices": PRESETS})
+    preset: str | None = field(default=None, metadata={"choices": lambda: PRESETS})
     """Settings to start from; `simic presets` lists them. By default quick, or the settings of the run that is
     resumed."""
     config: Path | None = None
@@ -228,7 +228,7 @@ def compare(config: RunConfig, controllers: Mapping[str, Path], out: Path, *, qu
 
     evaluate(
         ("wait", "random", "heuristic", *(f"{label}={path}" for label, path in controllers.items())),
-        (f"{config.task}:validation" if config.task in get_args(FamilyName) else config.task,),
+        (f"{config.task}:validation" if config.task in FAMILIES else config.task,),
         range(config.compare or SIDE_BY_SIDE_HOSTS),
         num_tasks=4,
         horizon=config.episode.horizon,

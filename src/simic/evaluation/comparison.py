@@ -19,7 +19,7 @@ import torch
 
 import simic
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.evaluation.candidates import Settings, Unit, find_task, inputs_from_episodes, inputs_of, play_unit
+from simic.evaluation.candidates import Settings, Unit, inputs_from_episodes, inputs_of, play_unit
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.groups import Groups
 from simic.evaluation.measures import RENT
@@ -103,7 +103,7 @@ class Comparison:
         self.inputs = {own.label: inputs_of(own) for own in config.candidates}
         for task in config.named_tasks:
             if task.split is None:
-                find_task(task)  # files that are missing are told before any work is done
+                task.find()  # files that are missing are told before any work is done
         self._digests = {label: _digest(inputs) for label, inputs in self.inputs.items()}
         self.parts = ResultCache(directory)
         self.reporter = ProgressReporter(len(config.candidates) * len(config.named_tasks), quiet=quiet)

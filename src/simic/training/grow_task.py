@@ -23,7 +23,8 @@ from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.storage.files import write_file
 from simic.storage.printable import printable
-from simic.tasks.task import Task, evaluate, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task, evaluate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from simic import pretrained
 from simic.config import RunConfig
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.registry import nearest
 from simic.storage.files import check_regular, output_error
-from simic.tasks.files import check_data
+from simic.tasks.registry import check_data
 from simic.training.used_settings import find_episode_files, trains_hosts
 
 
@@ -77,8 +77,8 @@ def check_episodes(sources: Iterable[str]) -> None:
         path = Path(source)
         if source == "pretrained":
             pretrained.check_controller()
-        elif source not in CONTROLLER_NAMES and not path.exists():
-            hint = nearest(source, CONTROLLER_NAMES)
+        elif source not in CONTROLLERS and not path.exists():
+            hint = nearest(source, CONTROLLERS)
             raise ValueError(f"--episodes: {source!r} is neither a controller nor a path that exists; {hint}")
         elif path.is_dir() and not find_episode_files(path):
             raise FileNotFoundError(f"--episodes: there are no recorded episodes in {path}; record some with --record")

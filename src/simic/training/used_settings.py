@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simic.config import RunConfig, to_dict
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.storage.json_files import JsonError, parse_json
 
 EPISODES_FORMAT = "simic-episodes"
@@ -79,7 +79,7 @@ def trains_hosts(config: RunConfig) -> bool:
 def names_player(source: str) -> bool:
     """Whether a source of episodes is a controller: a name, or the file of a controller or plan."""
     path = Path(source)
-    return source in CONTROLLER_NAMES or (path.is_file() and not _holds_episodes(path))
+    return source in CONTROLLERS or (path.is_file() and not _holds_episodes(path))
 
 
 def find_episode_files(source: Path) -> list[Path]:
