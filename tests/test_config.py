@@ -23,9 +23,8 @@ from simic.config import (
     with_defaults,
 )
 from simic.plugins import load_plugins
-from simic.registry import nearest
 from simic.rewards.schemes import RewardConfig
-from simic.settings import MISSING, Setting, differences, is_table, nest, override, plain_type, settings_of, to_tables
+from simic.settings import Setting, is_table, nest, override, plain_type, settings_of, to_tables
 from simic.telemetry.anomalies import Thresholds
 
 BASE = PRESETS[DEFAULT_PRESET].config
@@ -123,45 +122,6 @@ def test_json_and_toml_say_the_same(tmp_path):
     assert config.ppo.learning_rate == BASE.ppo.learning_rate  # what is not named stays
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"udpates": 3}, "there is no setting 'udpates'; did you mean updates?"),
-        ({"ppo": {"lerning_rate": 1.0}}, "there is no setting 'ppo.lerning_rate'; did you mean ppo.learning_rate?"),
-        ({"learning_rate": 1.0}, "there is no setting 'learning_rate'; did you mean ppo.learning_rate?"),
-        ({"ppo": {"horizon": 9}}, "there is no setting 'ppo.horizon'; did you mean episode.horizon?"),
-        ({"governor": {"warm_up": 9}}, "there is no setting 'governor.warm_up'; did you mean thresholds.warm_up?"),
-        ({"horizn": 9}, "there is no setting 'horizn'; did you mean episode.horizon?"),
-        ({"zzzzzzzz": 1}, "there is no setting 'zzzzzzzz'; valid ones are task, data_dir, algorithm, "),
-        ({"ppo": 3}, "ppo must be a table of settings, got 3"),
-        ({"updates": "many"}, "updates must be int, got 'many'"),
-        ({"updates": 3.5}, "updates must be int, got 3.5"),
-        ({"rng_seed": 2**64}, "rng_seed must be a 64-bit number, got one of 20 digits"),
-        ({"updates": True}, "updates must be int, got True"),
-        ({"record": 1}, "record must be bool, got 1"),
-        ({"ppo": {"gamma": "high"}}, "ppo.gamma must be float, got 'high'"),
-        ({"ppo": {"gamma": True}}, "ppo.gamma must be float, got True"),
-        ({"ppo": {"target_kl": "none"}}, "ppo.target_kl must be float, got 'none'"),
-        ({"ppo": {"gamma": None}}, "ppo.gamma must be float, got None"),
-        ({"level": "debugg"}, "level has no choice 'debugg'; did you mean debug?"),
-        ({"task": "digit-cnn"}, "task has no choice 'digit-cnn'; did you mean digits-cnn?"),
-        ({"policy": {"core": "xx"}}, "policy.core has no choice 'xx'; valid ones are lstm, gru"),
-        ({"episodes": "heuristic"}, "episodes must be tuple, got 'heuristic'"),
-        ({"episodes": [1]}, "episodes must be str, got 1"),
-        ({"ppo": {"head_entropy": {"op": "x"}}}, "ppo.head_entropy.op must be float, got 'x'"),
-        ({"updates": 0}, "updates must be at least 1, got 0"),
-        ({"workers": -1}, "workers must not be negative, got -1"),
-        ({"ppo": {"gamma": 1.5}}, "ppo.gamma must be between 0 and 1, got 1.5"),
-        ({"ppo": {"learning_rate": float("nan")}}, "ppo.learning_rate must be above 0, got nan"),
-        ({"episode": {"horizon": 0}}, "episode.horizon must be at least 1, got 0"),
-        ({"algorithm": "iql"}, "algorithm iql learns from episodes: name some with --episodes"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_what_is_right(settings, message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        override(BASE, settings)
-
-
 def test_there_is_one_gamma():
     changed = override(BASE, {"ppo": {"gamma": 0.5}})
     assert changed.ppo.gamma == changed.discounted_reward.gamma == 0.5
@@ -169,16 +129,6 @@ def test_there_is_one_gamma():
         override(BASE, {"reward": {"gamma": 0.5}})
     with pytest.raises(ValueError, match=r"gamma is 0.5, the learner's is 0.99"):
         RunConfig(reward=RewardConfig(gamma=0.5))
-
-
-def test_values_become_what_their_type_wants():
-    config = override(
-        BASE,
-        {"ppo": {"gamma": 1, "target_kl": None, "head_entropy": {"op": 2}}, "episodes": ["a", "b"], "algorithm": "iql"},
-    )
-    assert (type(config.ppo.gamma), config.ppo.target_kl, config.episodes) == (float, None, ("a", "b"))
-    assert config.ppo.head_entropy == {"op": 2.0}
-    assert override(BASE, {"lifecycle": {"max_seeds": 2}}).lifecycle.max_seeds == 2
 
 
 @pytest.mark.parametrize(
@@ -209,25 +159,6 @@ def test_a_file_that_is_not_there(tmp_path):
             read_config(path)
 
 
-def test_a_refused_change_changes_nothing():
-    before = to_dict(BASE)
-    with pytest.raises(ValueError, match="no setting"):
-        override(BASE, {"updates": 3, "nonsense": 1})
-    assert to_dict(BASE) == before
-
-
-def test_nearest():
-    assert nearest("b.gamma", ["a.gamma", "a.beta"]) == "did you mean a.gamma?"
-    assert nearest("gamm", ["gamma", "beta"]) == "did you mean gamma?"
-    assert nearest("xyz", ["gamma", "beta"]) == "valid ones are gamma, beta"
-
-
-def test_differences_are_told_by_dotted_name():
-    one, other = {"a": 1, "b": {"c": 2, "d": [1]}, "e": 5}, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 6}
-    assert list(differences(one, other)) == [("b.c", 2, 3), ("e", 5, MISSING), ("f", MISSING, 6)]
-    assert list(differences(to_dict(BASE), to_dict(BASE))) == []
-
-
 def test_what_may_differ_when_resuming_exists():
     assert set(RESUMABLE) <= {setting.name for setting in settings_of(RunConfig)}
 
@@ -235,92 +166,6 @@ def test_what_may_differ_when_resuming_exists():
 def test_thresholds_are_settings_too():
     config = override(BASE, {"thresholds": {"kl_factor": 9}})
     assert config.thresholds == Thresholds(kl_factor=9.0)
-
-
-# Where settings come from: preset, file, --fast-dev-run, flags; later ones win.
-
-
-def resolve(*flags: str) -> tuple[RunConfig, list[str]]:
-    configs, sources = parse_command(TrainCommand, flags, prog="simic train").resolve()
-    return configs[""], sources
-
-
-def test_later_sources_win(tmp_path):
-    path = write(tmp_path / "c.json", json.dumps({"updates": 100, "num_groups": 9, "rng_seed": 4}))
-    assert resolve()[0] == BASE
-    flags = ["--preset", "standard", "--config", str(path), "--fast-dev-run", "--num-groups", "3", "--level", "debug"]
-    config, sources = resolve(*flags)
-    assert config.updates == 2  # --fast-dev-run over the file
-    assert config.num_groups == 3  # a flag over all
-    assert config.rng_seed == 4  # the file over the preset
-    assert config.level == "debug"
-    assert config.keep == PRESETS["standard"].config.keep
-    assert sources == ["preset standard", f"file {path}", "--fast-dev-run", "flags --num-groups --level"]
-    assert resolve("--config", str(path))[0].updates == 100
-
-
-def test_short_flags_reach_their_settings():
-    config, sources = resolve(
-        *("--gamma", "0.5", "--horizon", "9", "--incubation", "shadow", "--reward", "sparse", "--learning-rate", "0.1"),
-        *("--entropy-coefficient", "0.3", "--record", "--episodes", "random", "--algorithm", "imitation"),
-    )
-    assert config.ppo.gamma == config.discounted_reward.gamma == 0.5
-    assert (config.episode.horizon, config.lifecycle.incubation, config.reward.scheme) == (9, "shadow", "sparse")
-    assert (config.imitation.learning_rate, config.imitation.entropy_coefficient) == (0.1, 0.3)
-    assert config.ppo.learning_rate == BASE.ppo.learning_rate
-    assert sources[1] == (
-        "flags --horizon --incubation --reward --gamma --algorithm --episodes --record --learning-rate "
-        "--entropy-coefficient"
-    )
-    ppo = resolve("--learning-rate", "0.1", "--entropy-coefficient", "0.3")[0].ppo
-    assert (ppo.learning_rate, ppo.entropy_coefficient) == (0.1, 0.3)
-    with pytest.raises(ValueError, match=r"^--learning-rate and --ppo.learning-rate are the same setting"):
-        resolve("--learning-rate", "0.1", "--ppo.learning-rate", "0.2")
-
-
-def test_values_of_flags():
-    config, _ = resolve("--workers=0", "--rng_seed", "0", "--ppo.target-kl", "none", "--ppo.head_entropy.op=2")
-    assert (config.workers, config.ppo.target_kl, config.ppo.head_entropy) == (0, None, {"op": 2.0})
-    for flags, message in (
-        (["--updates", "many"], "--updates must be int, got 'many'"),
-        (["--ppo.gamma", "x"], "--ppo.gamma must be float, got 'x'"),
-        (["--ppo.head-entropy.op", "x"], "--ppo.head-entropy.op must be float, got 'x'"),
-        (["--policy.core", "gruu"], "--policy.core has no choice 'gruu'; did you mean gru?"),
-        (["--clip-range", "1"], "simic train has no flag --clip-range; did you mean ppo.clip-range?"),
-        (["--updates"], "argument --updates: expected one argument"),
-        (["--updates", "1", "2"], "simic train has no flag 2; "),
-    ):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-            resolve(*flags)
-
-
-def test_a_run_that_is_resumed_by_its_path_keeps_its_settings(tmp_path):
-    saved = override(BASE, {"group_size": 5, "rng_seed": 8})
-    write(tmp_path / "config.json", json.dumps(to_dict(saved)))
-    assert resolve("--resume", str(tmp_path), "--updates", "99") == (
-        override(saved, {"updates": 99}),
-        [f"run {tmp_path}", "flags --updates"],
-    )
-    assert resolve("--resume", "auto", "--out", str(tmp_path)) == (saved, [f"run {tmp_path}"])
-    given = resolve("--resume", "auto", "--out", str(tmp_path), "--preset", "standard")[1]
-    assert given == ["preset standard"]  # what does not agree with the run is refused later
-    assert resolve("--resume", "auto", "--out", str(tmp_path / "new"))[1] == ["preset quick"]
-
-
-def test_several_values_are_several_configs():
-    flags = ["--reward", "score,loss", "--ppo.clip-range", "0.1,0.2", "--updates", "3"]
-    configs, _ = parse_command(TrainCommand, flags, prog="simic train").resolve()
-    assert list(configs) == ["score-0.1", "score-0.2", "loss-0.1", "loss-0.2"]
-    for label, config in configs.items():
-        assert label == f"{config.reward.scheme}-{config.ppo.clip_range}"
-        assert config.updates == 3
-    for flags, message in (
-        (["--updates", "3,4"], "--updates must be int, got '3,4'"),  # it determines the hosts
-        (["--reward", "loss,los"], "--reward has no choice 'los'; did you mean loss?"),
-        (["--reward", "loss,loss"], "--reward must be different values, separated by commas, got loss,loss"),
-    ):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-            parse_command(TrainCommand, flags, prog="simic train").resolve()
 
 
 def test_episodes_are_not_ignored():
