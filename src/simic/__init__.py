@@ -9,6 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simic.api import Comparison as Comparison
+    from simic.api import StopTraining as StopTraining
+    from simic.api import TrainingResult as TrainingResult
+    from simic.api import evaluate as evaluate
+    from simic.api import grow as grow
+    from simic.api import preset as preset
+    from simic.api import train as train
+    from simic.config import RunConfig as RunConfig
     from simic.control.baselines import RandomController as RandomController
     from simic.control.baselines import ScriptedController as ScriptedController
     from simic.control.baselines import WaitController as WaitController
@@ -35,6 +43,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Action": "lifecycle.actions",
+    "Comparison": "api",
     "Data": "tasks.data",
     "Facts": "control.facts",
     "GrowableModel": "growth.model",
@@ -46,14 +55,21 @@ _HOMES = {
     "LifecycleConfig": "lifecycle.stages",
     "Op": "lifecycle.actions",
     "RandomController": "control.baselines",
+    "RunConfig": "config",
     "ScriptedController": "control.baselines",
     "SlotShape": "growth.blueprints",
     "Stage": "lifecycle.stages",
+    "StopTraining": "api",
     "Task": "tasks.task",
+    "TrainingResult": "api",
     "WaitController": "control.baselines",
     "blueprint": "growth.blueprints",
+    "evaluate": "api",
+    "grow": "api",
     "load_bundle": "storage.bundle",
+    "preset": "api",
     "save_bundle": "storage.bundle",
+    "train": "api",
     "zeroed": "growth.blueprints",
 }
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -173,17 +173,17 @@ class TrainCommand:
             print(json.dumps(used_settings(config), indent=1))
             return 0
         self.check(config)
+        from simic import api
+        from simic.training.progress import say
+
         if not self.quiet:
-            from simic.training.progress import say
-
             say(f"settings: {' < '.join(sources)}")
-        from simic.training.start import start
-
         with nullcontext(directory) if directory is not None else new_directory(RUNS) as path:
-            code = start(config, path, resume=resume, init=self.init, quiet=self.quiet, profile=self.profile)
-            if code == 0 and config.compare:
+            result = api.train(config, out=path, resume=resume, init=self.init, quiet=self.quiet, profile=self.profile)
+            say(str(result))
+            if result.status == "done" and config.compare:
                 compare(config, path, quiet=self.quiet)
-        return code
+        return result.exit_code
 
     def check(self, config: RunConfig) -> None:
         """Raise if the run could not begin, as far as that can be known without torch."""

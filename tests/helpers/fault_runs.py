@@ -41,7 +41,7 @@ PATIENCE = 120.0
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(
     [
-        *("pytest", "simic.cli", "simic.training.start", "sklearn.datasets", "torch._dynamo"),
+        *("pytest", "simic.cli", "simic.api", "sklearn.datasets", "torch._dynamo"),
         *("simic.evaluation", "simic.dashboard.run_report", "simic.training.grow_task", "simic.commands.inspection"),
         "matplotlib.backends.backend_svg",
     ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import tiny_run
 
+from simic.api import train
 from simic.control.learned import LearnedController
 from simic.control.plan import Plan
 from simic.lifecycle.actions import Op
@@ -21,7 +22,6 @@ from simic.training import demonstrations
 from simic.training.build import make_agent, make_setup
 from simic.training.demonstrations import flat, play_fresh
 from simic.training.episodes import GroupJob, make_trainings
-from simic.training.start import start
 from simic.training.used_settings import reads
 
 
@@ -35,7 +35,7 @@ SHORT = {"imitation": {"passes": 3}, "iql": {"steps": 6}}
 
 
 def learn(path: Path, *, init: Path | None = None, **changes: Any) -> int:
-    return start(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), path, init=init, quiet=True)
+    return train(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), out=path, init=init).exit_code
 
 
 FIGURES = {"imitation": "head_accuracy/op", "iql": "policy_loss"}
@@ -68,8 +68,8 @@ def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, sour
     learned = LearnedController.load(path / "controller.safetensors").network
     assert not tiny_run.same(dict(learned.state_dict()), dict(fresh.plain.state_dict()))
     # And it is a start for PPO.
-    code = start(tiny_run.make_config(updates=1), tmp_path / "ppo", init=path / "controller.safetensors", quiet=True)
-    assert code == 0
+    result = train(tiny_run.make_config(updates=1), out=tmp_path / "ppo", init=path / "controller.safetensors")
+    assert result.status == "done"
 
 
 @pytest.mark.parametrize("algorithm", ["imitation", "iql"])
@@ -215,7 +215,7 @@ def test_figures_are_mirrored_and_steps_profiled(tmp_path, tiny_task, monkeypatc
     seen: list[Any] = []
     monkeypatch.setattr("simic.training.build.tensorboard_mirror", lambda directory, first_update: seen.append)
     config = tiny_run.make_config(algorithm=algorithm, episodes=["random"], updates=1, tensorboard=True, **SHORT)
-    assert start(config, tmp_path / "run", profile=tmp_path / "trace", quiet=True) == 0
+    assert train(config, out=tmp_path / "run", profile=tmp_path / "trace").exit_code == 0
     assert sum(isinstance(event, Update) for event in seen) == 3
     (trace,) = (tmp_path / "trace").iterdir()
     assert "optimizer" in trace.read_text().lower()

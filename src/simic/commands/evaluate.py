@@ -63,14 +63,13 @@ class EvaluateCommand:
         rng_seeds = tuple(range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds))
         check_choice("--incubation", self.incubation, CHOICES["incubation"])
         names = ("controllers", "tasks", "num_tasks", "horizon", "incubation", "ablations", "sample", "data_dir")
-        settings = {name: getattr(self, name) for name in names}
-        config = EvaluationConfig(rng_seeds=rng_seeds, **settings)
+        config = EvaluationConfig(rng_seeds=rng_seeds, **{name: getattr(self, name) for name in names})
         check_data((task.name for task in config.named_tasks), self.data_dir)
         check_output_directory(self.out or EVALUATIONS)
-        from simic.evaluation import evaluate
+        from simic import api
 
         with nullcontext(self.out) if self.out is not None else new_directory(EVALUATIONS) as out:
-            evaluate(rng_seeds=rng_seeds, out=out, workers=self.workers, quiet=self.quiet, **settings)
+            api.run_comparison(config, out=out, workers=self.workers, quiet=self.quiet)
         return 0
 
 
@@ -144,12 +143,12 @@ class ReportCommand:
 
 def compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:
     """Let what was just trained and some rules lead the same fresh hosts, of tasks that training never saw."""
-    from simic.evaluation import evaluate
+    from simic import api
 
-    evaluate(
+    api.evaluate(
         ("wait", "random", "heuristic", f"trained={directory}"),
         (f"{config.task}:validation" if config.task in get_args(FamilyName) else config.task,),
-        range(config.compare),
+        rng_seeds=config.compare,
         num_tasks=4,
         horizon=config.episode.horizon,
         incubation=config.lifecycle.incubation,
