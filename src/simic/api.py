@@ -36,6 +36,7 @@ from simic.evaluation.comparison import ComparisonRun
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.output import episode_rows, print_tables, write_results
 from simic.evaluation.parsing import Candidate
+from simic.growth.isolation import preserved_rng
 from simic.lifecycle.stages import Incubation
 from simic.registry import nearest
 from simic.storage.run_directory import RunDirectory
@@ -96,7 +97,7 @@ def train(
     tell: Callable[[str], None] = (lambda text: None) if quiet else say
     start = None if init is None else Path(init)
     trace = None if profile is None else Path(profile)
-    with single_thread(), nullcontext() if directory is None else directory.lock() as lock:
+    with preserved_rng(), single_thread(), nullcontext() if directory is None else directory.lock() as lock:
         begun = (lambda: None) if lock is None else lock.begin
         if config.algorithm != "ppo":
             result = learn_from_episodes(
@@ -206,7 +207,8 @@ def run_comparison(
     run = ComparisonRun(config, None if out is None else Path(out) / "parts", quiet=quiet)
     for reading in config.lineup.readings:
         run.progress.print(reading)
-    comparison = Comparison(run.run(workers))
+    with preserved_rng():
+        comparison = Comparison(run.run(workers))
     print_tables(comparison.results, run.progress.console)
     for note in comparison.results["notes"]:
         run.progress.print(note)

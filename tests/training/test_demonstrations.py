@@ -22,6 +22,7 @@ from simic.training import demonstrations
 from simic.training.build import make_agent, make_setup
 from simic.training.demonstrations import flat, play_fresh
 from simic.training.episodes import GroupJob, make_trainings
+from simic.training.result import TrainingResult
 from simic.training.used_settings import reads
 
 
@@ -34,8 +35,12 @@ def short_lessons(monkeypatch):
 SHORT = {"imitation": {"passes": 3}, "iql": {"steps": 6}}
 
 
+def run(path: Path, *, init: Path | None = None, **changes: Any) -> TrainingResult:
+    return train(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), out=path, init=init)
+
+
 def learn(path: Path, *, init: Path | None = None, **changes: Any) -> int:
-    return train(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), out=path, init=init).exit_code
+    return run(path, init=init, **changes).exit_code
 
 
 FIGURES = {"imitation": "head_accuracy/op", "iql": "policy_loss"}
@@ -73,13 +78,14 @@ def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, sour
 
 
 @pytest.mark.parametrize("algorithm", ["imitation", "iql"])
-def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, capsys, algorithm):
+def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, algorithm):
     settings: dict[str, Any] = {algorithm: {"learning_rate": 1e30}}
-    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, **settings) == 3
+    result = run(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, **settings)
     (finished,) = tiny_run.told(tmp_path, RunFinished)
     assert (finished.status, finished.exit_code) == ("diverged", 3)
     assert "look for rewards and observations in the recorded episodes" in finished.reason
-    assert capsys.readouterr().out == f"diverged after {finished.update} updates ({finished.reason}): {tmp_path}\n"
+    assert (result.exit_code, result.updates) == (3, finished.update)
+    assert str(result) == f"diverged after {finished.update} updates ({finished.reason}): {tmp_path}"
     state = tiny_run.kept(tmp_path)
     assert state["update"] == finished.update
     assert all(value.isfinite().all() for value in state["agent"]["network"].values())
