@@ -22,7 +22,7 @@ from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.evaluation.measures import score
 from simic.rewards.terms import POINTS
-from simic.tasks.families import find_family
+from simic.tasks.registry import find_task
 
 GRID = [
     HeuristicConfig(max_seed_ratio=ratio, min_improvement=improvement, max_live_seeds=live)
@@ -72,7 +72,7 @@ def main(options: Options) -> None:
 
 def measure(job: Job) -> np.ndarray:
     """The scores of the hosts of one task."""
-    task, horizon = find_family(job.options.family).draw_task(FIRST_TASK + job.number), job.options.horizon
+    task, horizon = find_task(job.options.family, rng_seed=FIRST_TASK + job.number), job.options.horizon
     rng_seeds = range(FIRST_RNG_SEED, FIRST_RNG_SEED + job.options.rng_seeds)
     trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon, attribute_at_end=False))
     controller, facts = HeuristicController(job.config), trainings.facts()

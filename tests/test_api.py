@@ -17,6 +17,7 @@ from helpers.tiny_comparison import EAGER, make_planted, make_task, of
 import simic
 from simic import LearnedController, StopTraining, WaitController
 from simic.control.facts import Facts
+from simic.evaluation.parsing import NamedTask
 from simic.lifecycle.actions import HEADS
 from simic.storage.run_directory import RunLockedError
 from simic.telemetry.events import RunFinished, Update
@@ -280,11 +281,8 @@ def test_objects_in_workers_give_the_same_results():
 
 @pytest.fixture(scope="module")
 def comparison() -> simic.Comparison:
-    from simic.evaluation import candidates, comparison
-
     with pytest.MonkeyPatch.context() as patch:
-        for module in (comparison, candidates):
-            patch.setattr(module, "find_task", lambda name: make_task())
+        patch.setattr(NamedTask, "find", lambda self: make_task())
         planted = LearnedController(make_planted(EAGER))
         return simic.evaluate({"planted": planted, "wait": "wait"}, ["digits-mlp"], rng_seeds=2, horizon=6)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,8 +19,6 @@ from simic.commands.flags import CHOICES
 from simic.config import PRESETS as RUN_PRESETS
 from simic.ppo.agent import PPOAgent
 from simic.storage.run_directory import RunDirectory, new_directory
-from simic.tasks import TaskName
-from simic.tasks.task import PRESETS
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
@@ -113,10 +111,6 @@ def test_growing_says_which_seeds_the_written_network_lacks(capsys, tmp_path):
 def test_version(capsys):
     main(["version"])
     assert capsys.readouterr().out.strip() == simic.__version__
-
-
-def test_the_command_line_knows_every_task():
-    assert set(get_args(TaskName)) == set(PRESETS)
 
 
 def test_every_public_name_is_importable_and_listed():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
     from simic.control.learned import LearnedController as LearnedController
+    from simic.control.registry import controller as controller
     from simic.growth.blueprints import SlotShape as SlotShape
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.blueprints import zeroed as zeroed
@@ -33,16 +34,27 @@ if TYPE_CHECKING:
     from simic.lifecycle.stages import IllegalActionError as IllegalActionError
     from simic.lifecycle.stages import LifecycleConfig as LifecycleConfig
     from simic.lifecycle.stages import Stage as Stage
+    from simic.plugins import load_plugins as load_plugins
+    from simic.policy.config import PolicyConfig as PolicyConfig
+    from simic.policy.network import ActorCritic as ActorCritic
+    from simic.policy.registry import policy_network as policy_network
+    from simic.rewards.schemes import RewardConfig as RewardConfig
+    from simic.rewards.schemes import reward as reward
+    from simic.rewards.schemes import reward_term as reward_term
+    from simic.rewards.transition import Transition as Transition
     from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
     from simic.storage.bundle import load_bundle as load_bundle
     from simic.storage.bundle import save_bundle as save_bundle
     from simic.tasks.data import Data as Data
+    from simic.tasks.registry import family as family
+    from simic.tasks.registry import task as task
     from simic.tasks.task import Task as Task
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Action": "lifecycle.actions",
+    "ActorCritic": "policy.network",
     "Comparison": "api",
     "Data": "tasks.data",
     "Facts": "control.facts",
@@ -54,7 +66,9 @@ _HOMES = {
     "LearnedController": "control.learned",
     "LifecycleConfig": "lifecycle.stages",
     "Op": "lifecycle.actions",
+    "PolicyConfig": "policy.config",
     "RandomController": "control.baselines",
+    "RewardConfig": "rewards.schemes",
     "RunConfig": "config",
     "ScriptedController": "control.baselines",
     "SlotShape": "growth.blueprints",
@@ -62,13 +76,21 @@ _HOMES = {
     "StopTraining": "api",
     "Task": "tasks.task",
     "TrainingResult": "api",
+    "Transition": "rewards.transition",
     "WaitController": "control.baselines",
     "blueprint": "growth.blueprints",
+    "controller": "control.registry",
     "evaluate": "api",
+    "family": "tasks.registry",
     "grow": "api",
     "load_bundle": "storage.bundle",
+    "load_plugins": "plugins",
+    "policy_network": "policy.registry",
     "preset": "api",
+    "reward": "rewards.schemes",
+    "reward_term": "rewards.schemes",
     "save_bundle": "storage.bundle",
+    "task": "tasks.registry",
     "train": "api",
     "zeroed": "growth.blueprints",
 }

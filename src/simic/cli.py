@@ -42,12 +42,12 @@ from simic.config import (
     read_run_config,
     to_dict,
 )
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.registry import nearest
 from simic.storage.printable import printable
 from simic.storage.run_directory import RunDirectory, new_directory
-from simic.tasks import DEFAULT_TASK, TaskName
+from simic.tasks.registry import DEFAULT_TASK, TASKS
 from simic.training.preflight import (
     check_choice,
     check_data,
@@ -445,14 +445,14 @@ def _nested(given: dict[str, Any], algorithm: str) -> dict[str, Any]:
 
 def _check_task(name: str, data_dir: Path | None) -> None:
     if ":" not in name:
-        check_choice("--task", name, get_args(TaskName))
+        check_choice("--task", name, TASKS)
         check_data([name], data_dir)
     elif data_dir is not None:
         raise ValueError(f"{name} knows where its data is: leave out --data-dir, got {data_dir}")
 
 
 def _check_controller(name: str) -> None:
-    known = CONTROLLER_NAMES
+    known = CONTROLLERS
     if name == "pretrained":
         pretrained.check_controller()
     elif name not in known and not Path(name).is_file():

@@ -20,7 +20,7 @@ from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
 from simic.registry import nearest
 from simic.rewards.schemes import RewardConfig
 from simic.storage.json_files import check_values, parse_json, read_text
-from simic.tasks import FamilyName, TaskName
+from simic.tasks.registry import check_name
 from simic.telemetry.anomalies import Thresholds
 from simic.telemetry.events import Level
 
@@ -33,7 +33,7 @@ PresetName = Literal["quick", "standard", "pretrained", "finetune", "research"]
 class RunConfig:
     """A training run."""
 
-    task: FamilyName | TaskName = "mlp"
+    task: str = "mlp"
     """The task family that hosts are drawn from, or one task."""
     data_dir: str | None = None
     """Where a task that reads files finds them."""
@@ -85,6 +85,7 @@ class RunConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
+        check_name(self.task)
         for name in ("updates", "num_groups", "group_size", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -14,8 +14,8 @@ from simic import GrowableModel, GrowthScheduler, pretrained
 from simic.api import evaluate
 from simic.cli import main
 from simic.control.registry import make_controller
-from simic.evaluation import candidates, comparison
-from simic.evaluation.parsing import ABLATIONS
+from simic.evaluation import comparison
+from simic.evaluation.parsing import ABLATIONS, NamedTask
 from simic.lifecycle.actions import Op
 
 KEYS = [
@@ -117,6 +117,15 @@ def test_other_settings_use_no_part_of_these(tiny_comparison_task, tmp_path, gro
     assert parts() == before
 
 
+def test_a_registered_controller_or_task_whose_file_changed_is_evaluated_again(
+    tiny_comparison_task, tmp_path, monkeypatch
+):
+    for source, parts in (("as it was", 1), ("as it was", 1), ("changed", 2)):
+        monkeypatch.setattr(comparison, "_source", lambda module, source=source: source)
+        compare("wait", out=tmp_path)
+        assert len(list((tmp_path / "parts").iterdir())) == parts
+
+
 # What derives from a learned controller.
 
 
@@ -125,8 +134,7 @@ def ablated(tmp_path_factory) -> dict[str, Any]:
     """A policy that does not look, and all that derives from it."""
     path, task = save_network(tmp_path_factory.mktemp("ablated") / "p", EAGER), make_task()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (comparison, candidates):
-            patch.setattr(module, "find_task", lambda name: task)
+        patch.setattr(NamedTask, "find", lambda self: task)
         return compare("wait", f"p={path}", ablations=True, rng_seeds=range(4))
 
 

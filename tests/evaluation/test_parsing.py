@@ -7,7 +7,7 @@ import pytest
 
 from simic import pretrained
 from simic.evaluation.config import EvaluationConfig
-from simic.evaluation.parsing import ABLATIONS, RULES, NamedTask, describe_groups, parse_controllers, parse_tasks
+from simic.evaluation.parsing import ABLATIONS, NamedTask, describe_groups, parse_controllers, parse_tasks
 
 
 @pytest.fixture
@@ -188,9 +188,3 @@ def test_the_command_gives_the_same_settings(files):
         "simic evaluate --controllers wait 'ours=runs/a,my run' --tasks mlp --num-tasks 16 --rng-seeds 2 --horizon 5 "
         "--first-rng-seed 3 --ablations"
     )
-
-
-def test_the_names_are_those_that_make_controllers_everywhere():
-    from simic.control.registry import CONTROLLERS
-
-    assert {*RULES, "pretrained"} == set(CONTROLLERS)

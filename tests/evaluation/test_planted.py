@@ -1,7 +1,6 @@
 """Planted answers: tasks of which it is known what growth is worth, and that `evaluate` says so."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,14 +71,10 @@ def test_where_growth_always_pays_who_grows_wins(compete_on, tmp_path):
 
 
 @pytest.fixture
-def two_blueprints() -> Iterator[None]:
-    """One that is linear, as the blind host is, and one that is not; all come back in their order, as actions count."""
-    every = dict(BLUEPRINTS)
-    for name in every.keys() - {"low_rank", "mlp_small"}:
-        del BLUEPRINTS[name]
-    yield
-    BLUEPRINTS.clear()
-    BLUEPRINTS.update(every)
+def two_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is linear, as the blind host is, and one that is not."""
+    kept = {name: entry for name, entry in BLUEPRINTS.items() if name in ("low_rank", "mlp_small")}
+    monkeypatch.setattr(BLUEPRINTS, "_entries", kept)
 
 
 def test_where_one_blueprint_pays_it_is_the_one(compete_on, two_blueprints, tmp_path):

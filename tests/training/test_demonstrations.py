@@ -229,7 +229,9 @@ def test_figures_are_mirrored_and_steps_profiled(tmp_path, tiny_task, monkeypatc
 
 def test_nothing_is_drawn_from_a_task_that_nobody_plays(tmp_path, tiny_task, monkeypatch):
     tiny_run.play_run(tmp_path / "recorded", updates=1, record=True)
-    monkeypatch.setattr("simic.training.build.group_task", lambda *args: pytest.fail("the task's data were read"))
+    monkeypatch.setattr(
+        "simic.training.build.find_task", lambda *args, **settings: pytest.fail("the task's data were read")
+    )
     assert learn(tmp_path / "run", algorithm="iql", episodes=[str(tmp_path / "recorded")]) == 0
     assert tiny_run.told(tmp_path / "run", RunStarted)[0].data_hashes == {}
 

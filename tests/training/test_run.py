@@ -538,7 +538,7 @@ def no_mirror(*args: Any) -> None:
 
 @pytest.mark.parametrize("fault", ["device", "init", "data", "mirror"])
 def test_a_run_that_cannot_begin_leaves_no_run_behind(tmp_path, tiny_task, monkeypatch, fault):
-    def no_data(*args: Any) -> None:
+    def no_data(*args: Any, **settings: Any) -> None:
         raise FileNotFoundError("no data")
 
     settings: dict[str, Any] = {"updates": 1}
@@ -549,7 +549,7 @@ def test_a_run_that_cannot_begin_leaves_no_run_behind(tmp_path, tiny_task, monke
         options["init"] = tmp_path / "foreign.safetensors"
         save_bundle(options["init"], {"a": 1})
     elif fault == "data":
-        monkeypatch.setattr(build, "group_task", no_data)
+        monkeypatch.setattr(build, "find_task", no_data)
     else:
         settings["tensorboard"] = True
         monkeypatch.setattr(build, "tensorboard_mirror", no_mirror)

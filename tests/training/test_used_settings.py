@@ -8,8 +8,6 @@ import pytest
 
 from simic.cli import FLAGS, TrainCommand
 from simic.config import RunConfig, differences, to_dict
-from simic.control import CONTROLLER_NAMES
-from simic.control.registry import CONTROLLERS
 from simic.storage.bundle import save_bundle
 from simic.training.episode_files import FORMAT
 from simic.training.used_settings import names_player, reads, used_settings
@@ -46,7 +44,6 @@ def chosen(tmp_path) -> dict[str, dict[str, Any]]:
 
 def test_the_table_has_every_flag():
     assert set(OTHER) == set(FLAGS)
-    assert set(CONTROLLER_NAMES) == set(CONTROLLERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)

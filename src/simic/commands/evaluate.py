@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import tyro
 
@@ -15,7 +15,7 @@ from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.parsing import parse_tasks
 from simic.lifecycle.stages import LifecycleConfig
 from simic.storage.run_directory import new_directory
-from simic.tasks import FamilyName
+from simic.tasks.registry import FAMILIES
 from simic.telemetry.events import FILES
 from simic.training.preflight import check_choice, check_data, check_output_directory, check_output_file
 
@@ -147,7 +147,7 @@ def compare(config: RunConfig, directory: Path, *, quiet: bool) -> None:
 
     api.evaluate(
         ("wait", "random", "heuristic", f"trained={directory}"),
-        (f"{config.task}:validation" if config.task in get_args(FamilyName) else config.task,),
+        (f"{config.task}:validation" if config.task in FAMILIES else config.task,),
         rng_seeds=config.compare,
         num_tasks=4,
         horizon=config.episode.horizon,

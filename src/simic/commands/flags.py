@@ -12,17 +12,17 @@ import tyro
 
 from simic.config import Algorithm, Device, PresetName
 from simic.lifecycle.stages import Incubation
-from simic.rewards.schemes import SchemeName
-from simic.tasks import FamilyName, TaskName
+from simic.rewards.schemes import SCHEMES
+from simic.tasks.registry import FAMILIES, TASKS
 from simic.telemetry.events import Level
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "preset": get_args(PresetName),
-    "task": (*get_args(FamilyName), *get_args(TaskName)),
+    "task": (*FAMILIES, *TASKS),
     "algorithm": get_args(Algorithm),
     "device": get_args(Device),
     "incubation": get_args(Incubation),
-    "reward": get_args(SchemeName),
+    "reward": tuple(SCHEMES),
     "level": get_args(Level),
 }
 """What flags of these names may be."""

@@ -19,7 +19,9 @@ from simic.control.observation import Observation, ObservationSpec, observe
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
+from simic.policy.config import PolicyConfig
+from simic.policy.network import GROWTH_TREE, ActorCritic
+from simic.policy.registry import POLICIES
 from simic.policy.saved import (
     FORMAT,
     check_format,
@@ -35,10 +37,13 @@ MAX_BYTES = 2**28
 """Of a controller's file; the one that ships has 1.3 million."""
 
 
-def make_network(config: PolicyConfig | None = None) -> FactoredRecurrentActorCritic:
-    """An untrained network for the observations of `control.observation`."""
-    spec = ObservationSpec()
-    return FactoredRecurrentActorCritic(spec.base, spec.slot, spec.blueprint, config)
+def make_network(config: PolicyConfig | None = None) -> ActorCritic:
+    """An untrained network of the config's policy for the observations of `control.observation`."""
+    spec, config = ObservationSpec(), config or PolicyConfig()
+    network = POLICIES[config.network](spec.base, spec.slot, spec.blueprint, config)
+    if not isinstance(network, ActorCritic) or network.tree.heads != GROWTH_TREE.heads:
+        raise TypeError(f"policy {config.network} must be a simic.ActorCritic with the heads of GROWTH_TREE")
+    return network
 
 
 def network_input(observation: Observation) -> dict[str, np.ndarray]:
@@ -72,7 +77,7 @@ _PLAIN_ROWS = np.array(  # every choice of the heads whose choices are the same 
 class LearnedController:
     """Decides as a trained network says; the state of every host's episode is kept here."""
 
-    def __init__(self, network: FactoredRecurrentActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
+    def __init__(self, network: ActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
         self.network, self.greedy = network.eval(), greedy
         self._generator = torch.Generator().manual_seed(rng_seed)
         self._state: torch.Tensor | None = None
@@ -116,7 +121,7 @@ class SavedController(NamedTuple):
 
     state: dict[str, Any]
     """What was saved, checked: see `PPOAgent.state_dict`."""
-    network: FactoredRecurrentActorCritic
+    network: ActorCritic
 
 
 def load_controller(path: str | Path) -> SavedController:
@@ -125,12 +130,12 @@ def load_controller(path: str | Path) -> SavedController:
     return SavedController(state, network_of(state, path))
 
 
-def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
+def load_network(path: str | Path) -> ActorCritic:
     """The network of `load_controller`."""
     return load_controller(path).network
 
 
-def load_pretrained() -> FactoredRecurrentActorCritic:
+def load_pretrained() -> ActorCritic:
     """The network that ships with simic."""
     pretrained.check_controller()
     with resources.as_file(pretrained.CONTROLLER) as path:
@@ -145,17 +150,17 @@ def holds_controller(path: str | Path) -> bool:
     return isinstance(saved, dict) and (saved.get("format") == FORMAT or "network" in saved)
 
 
-def network_of(state: Any, path: str | Path) -> FactoredRecurrentActorCritic:
+def network_of(state: Any, path: str | Path) -> ActorCritic:
     """The network in an agent's saved state, which was found at `path`; nothing is built before sizes are checked."""
     with naming(path):
-        check_format(state)
+        state = check_format(state)
         about, weights = state["about"], state["network"]
-        if about["network"] != FactoredRecurrentActorCritic.__name__:
-            raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")
         num_weights = sum(value.numel() for value in weights.values() if isinstance(value, torch.Tensor))
         config = read_policy_config(about["policy"], num_weights)
         with preserved_rng():  # the weights that are drawn here are replaced
             network = make_network(config)
+        if about["network"] != type(network).__name__:
+            raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")
         if about["sizes"] != network.sizes:
             features = f"{shown(about['sizes'])} features, this simic shows {network.sizes}"
             raise BundleError(f"it looks at {features}; train it anew")

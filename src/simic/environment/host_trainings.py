@@ -19,7 +19,7 @@ from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.lifecycle.actions import HEADS
 from simic.lifecycle.slots import SlotState, note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
-from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
+from simic.rewards.schemes import RewardBreakdown, RewardConfig, compute_reward, earned_next
 from simic.rewards.transition import Transition
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
@@ -126,7 +126,7 @@ class HostTrainings:
         self._remember(np.arange(self.num_hosts), val_loss, metric, train_loss)
         self._previous_action = actions.copy()
         facts = self._step_facts(actions, before, figures_before, final, broken)
-        breakdown = reward(facts, self.reward)
+        breakdown = compute_reward(facts, self.reward)
         self._earned = earned_next(self._earned, breakdown, self.reward.gamma)
         return Outcome(
             facts=self.facts(),

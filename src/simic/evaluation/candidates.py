@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from simic.control.autogrow import AutoGrowController
-from simic.control.baselines import RandomController, WaitController
+from simic.control.baselines import WaitController
 from simic.control.facts import Facts
-from simic.control.heuristic import HeuristicController
 from simic.control.learned import (
     LearnedController,
     load_network,
@@ -31,6 +29,7 @@ from simic.control.learned import (
 from simic.control.legality import legal_masks
 from simic.control.observation import observe
 from simic.control.plan import PlanController, load_plan
+from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import task_rng_seed
@@ -40,11 +39,10 @@ from simic.gymnasium.vector_env import replace_illegal
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.policy.acting import choose
-from simic.policy.network import FactoredRecurrentActorCritic
+from simic.policy.network import ActorCritic
 from simic.storage.checkpoint import MANIFEST, find_checkpoint, load_checkpoint
 from simic.storage.run_directory import RunDirectory
-from simic.tasks.families import find_family
-from simic.tasks.task import Task, make_task
+from simic.tasks.task import Task
 from simic.training.episodes import Weights
 
 EVALUATION = 0xE7A1
@@ -84,26 +82,19 @@ class Unit(NamedTuple):
 
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     """The episodes of a unit as JSON values; of a learned controller also what its ablations need."""
-    task = find_task(unit.task)
+    task = unit.task.find()
     if unit.kind == "static_wide":
         return _play_wide(settings, task, unit.inputs)
     trainings = settings.trainings(task)
     if unit.kind == "static_final":
         plant_fossils(trainings, unit.inputs)
-    controller = CONTROLLERS[unit.kind](settings, unit.inputs)
+    controller = _make_controller(settings, unit)
     lives = play(trainings, controller.act)
     part: dict[str, Any] = {"episodes": episodes(lives, settings.rng_seeds, trainings.hosts.host_parameters)}
     if unit.kind == "learned":
         part["actions"] = lives.actions.tolist()
         part["fossils"] = [lives.fossils(host) for host in range(trainings.num_hosts)]
     return part
-
-
-def find_task(task: NamedTask) -> Task:
-    """The task of that name."""
-    if task.split is None:
-        return make_task(task.name, data_dir=task.data_dir)
-    return find_family(task.name).draw_task(task.index, task.split)
 
 
 def inputs_of(candidate: Candidate) -> Any:
@@ -126,7 +117,7 @@ def inputs_from_episodes(kind: str, part: dict[str, Any]) -> Any:
     return most_frequent(np.array(part["actions"], dtype=np.int64))
 
 
-def _find_network(path: Path | None) -> FactoredRecurrentActorCritic:
+def _find_network(path: Path | None) -> ActorCritic:
     """From a saved controller, a checkpoint or a run; a run that is not done gives its newest checkpoint."""
     if path is None:
         return load_pretrained()
@@ -160,7 +151,7 @@ class ReplayController:
 class ShuffledController:
     """A network that sees other hosts than those it leads; masks are their own, its memory is of what it saw."""
 
-    def __init__(self, network: FactoredRecurrentActorCritic, num_hosts: int, *, greedy: bool = True) -> None:
+    def __init__(self, network: ActorCritic, num_hosts: int, *, greedy: bool = True) -> None:
         self.network, self.greedy = network.eval(), greedy
         self.seen = derangement(num_hosts)
         self._state = network.initial_state(num_hosts)
@@ -202,11 +193,7 @@ def _shuffled(settings: Settings, weights: Weights) -> ShuffledController:
     return ShuffledController(weights.network(), len(settings.rng_seeds), greedy=settings.greedy)
 
 
-CONTROLLERS: dict[str, Callable[[Settings, Any], Any]] = {
-    "wait": lambda settings, inputs: WaitController(),
-    "random": lambda settings, inputs: RandomController(EVALUATION),
-    "heuristic": lambda settings, inputs: HeuristicController(),
-    "autogrow": lambda settings, inputs: AutoGrowController(),
+WITH_INPUTS: dict[str, Callable[[Settings, Any], Any]] = {
     "plan": lambda settings, plan: PlanController(plan),
     "learned": _learned,
     "replay": lambda settings, rows: ReplayController(rows),
@@ -214,6 +201,13 @@ CONTROLLERS: dict[str, Callable[[Settings, Any], Any]] = {
     "static_final": lambda settings, inputs: WaitController(),
     "object": lambda settings, controller: deepcopy(controller),  # each task starts without memory of another
 }
+"""Controllers that are made from inputs; the others come from the registry."""
+
+
+def _make_controller(settings: Settings, unit: Unit) -> Any:
+    if unit.kind in WITH_INPUTS:
+        return WITH_INPUTS[unit.kind](settings, unit.inputs)
+    return make_controller(unit.kind, EVALUATION)
 
 
 # Networks that do not grow.

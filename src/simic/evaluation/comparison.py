@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 
 import simic
+from simic.control.registry import CONTROLLERS
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.evaluation.candidates import Settings, Unit, find_task, inputs_from_episodes, inputs_of, play_unit
+from simic.evaluation.candidates import Settings, Unit, inputs_from_episodes, inputs_of, play_unit
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.groups import Groups
 from simic.evaluation.measures import RENT
@@ -28,6 +30,7 @@ from simic.evaluation.output import FORMAT, MAIN_FIGURE, ResultCache
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
+from simic.tasks.registry import FAMILIES, TASKS
 from simic.training.episodes import Weights
 from simic.training.progress import Progress
 from simic.workers.pool import WorkerPool
@@ -57,7 +60,7 @@ class ComparisonRun:
         self.inputs = {own.label: inputs_of(own) for own in config.candidates}
         for task in config.named_tasks:
             if task.split is None:
-                find_task(task)  # missing data files are reported before any work is done
+                task.find()  # missing data files are reported before any work is done
         self._digests = {own.label: _digest(own, self.inputs[own.label]) for own in config.candidates}
         self.parts = ResultCache(directory)
         self.progress = Progress(quiet=quiet)
@@ -121,7 +124,13 @@ class ComparisonRun:
 
     def _key(self, candidate: Candidate, task: NamedTask) -> str:
         """A hash of everything that the episodes of a unit depend on."""
-        whole = (_code(), torch.__version__, self.settings, task, candidate.kind, self._digests[candidate.label])
+        makers = [
+            entry.make for name, entry in (*CONTROLLERS.items(), *TASKS.items()) if name in (candidate.kind, task.name)
+        ]
+        makers += [FAMILIES[task.name]] if task.name in FAMILIES else []
+        sources = [_source(maker.__module__) for maker in makers]
+        digest = self._digests[candidate.label]
+        whole = (_code(), torch.__version__, self.settings, task, candidate.kind, digest, sources)
         return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 
     def _results(self) -> dict[str, Any]:
@@ -184,6 +193,13 @@ def _digest(candidate: Candidate, inputs: Any) -> str:
     for name, array in inputs.arrays.items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
+
+
+@cache
+def _source(module: str) -> str:
+    """A hash of the file of a module; of a notebook, which has none, a new one in every process."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return uuid.uuid4().hex if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @cache

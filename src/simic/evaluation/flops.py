@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from simic.environment.host_trainings import HostTrainings
 from simic.growth.blend import OPERATORS
-from simic.growth.blueprints import Gate, get_blueprint
+from simic.growth.blueprints import BLUEPRINTS, Gate
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -56,7 +56,7 @@ class TrainingFlops:
         """Per sample, of a seed of this kind in this slot."""
         site = self._hosts.sites[slot]
         with preserved_rng():
-            branch = get_blueprint(blueprint).build(site.shape)
+            branch = BLUEPRINTS[blueprint].build(site.shape)
             gate = Gate(site.shape) if operator == "gate" else None
         h = torch.zeros(1, *site.example_shape[1:], requires_grad=True)
         blend = OPERATORS[operator]

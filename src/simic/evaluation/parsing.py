@@ -7,22 +7,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simic import pretrained
+from simic.control.registry import CONTROLLERS
 from simic.registry import nearest
 from simic.storage.checkpoint import MANIFEST, list_checkpoints
 from simic.storage.run_directory import RunDirectory
-from simic.tasks import SPLITS, FamilyName, Split, TaskName
-from simic.tasks.files import FILES
+from simic.tasks.registry import FAMILIES, SPLITS, TASKS, Split, find_task
 
-RULES = {
-    "wait": "never grows: the host alone (static_small)",
-    "random": "legal actions, drawn uniformly",
-    "plan": "the best fixed plan found on training tasks",
-    "heuristic": "grows on a plateau, keeps what contributes",
-    "autogrow": "periodic growth until no gain (after AutoGrow, Wen et al. 2020)",
-}
+if TYPE_CHECKING:
+    from simic.tasks.task import Task
+
 ABLATIONS = {
     "static_final": "the architecture that {} ended with, trained from scratch for as many host epochs",
     "static_wide": "the host, widened to at least the parameters that {} ended with",
@@ -38,7 +34,7 @@ class Candidate:
 
     label: str
     kind: str
-    """One of RULES, learned, or one of ABLATIONS."""
+    """A registered controller, plan, learned, or one of ABLATIONS."""
     description: str
     path: Path | None = None
     """Of a plan or a learned controller; None stands for the one that ships with simic."""
@@ -77,6 +73,10 @@ class NamedTask:
     def __str__(self) -> str:
         return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
 
+    def find(self) -> Task:
+        """The task itself."""
+        return find_task(self.name, split=self.split or "train", rng_seed=self.index, data_dir=self.data_dir)
+
 
 def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects: Sequence[Candidate] = ()) -> Lineup:
     """Contestants by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` judges several as one.
@@ -95,7 +95,7 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects:
                 )
             entries.append(entry)
     if not entries and not objects:
-        raise ValueError(f"--controllers must name at least one of {', '.join(RULES)}, pretrained or a path")
+        raise ValueError(f"--controllers must name at least one of {', '.join(CONTROLLERS)} or a path")
     candidates = [*_labelled(entries, [_find(entry.name) for entry in entries]), *objects]
     for name in dict.fromkeys(own.group for own in candidates if own.group):
         members = [entry.name for entry in entries if entry.group == name]
@@ -141,15 +141,14 @@ def parse_tasks(names: Iterable[str], num_tasks: int, data_dir: str | None = Non
     for name in _listed(names):
         family, colon, split = name.partition(":")
         split = split if colon else "held_out"
-        if family in get_args(FamilyName):
+        if family in FAMILIES:
             if split not in SPLITS:
                 raise ValueError(f"family {family} has no split {split!r}; {nearest(split, SPLITS)}")
             tasks |= dict.fromkeys(NamedTask(family, split, index) for index in range(num_tasks))
-        elif name in get_args(TaskName):
-            tasks[NamedTask(name, data_dir=data_dir if name in FILES else None)] = None
+        elif name in TASKS:
+            tasks[NamedTask(name, data_dir=data_dir if TASKS[name].reads_files else None)] = None
         else:
-            valid = [*get_args(FamilyName), *get_args(TaskName)]
-            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, valid)}")
+            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, [*FAMILIES, *TASKS])}")
     if not tasks:
         raise ValueError("--tasks must name at least one task or family")
     return list(tasks)
@@ -196,9 +195,9 @@ def _find(name: str) -> Candidate:
     """The contestant of that name or path, not yet labelled."""
     if name == "pretrained":
         pretrained.check_controller()
-        return Candidate(label=name, kind="learned", description="the trained controller that ships with simic")
-    if name in RULES:
-        return Candidate(label=name, kind=name, description=RULES[name])
+    if name in CONTROLLERS:
+        kind = "learned" if name == "pretrained" else name
+        return Candidate(label=name, kind=kind, description=CONTROLLERS[name].description)
     path = Path(name)
     run = RunDirectory(path)
     if path.suffix == ".json" and path.is_file():
@@ -207,9 +206,7 @@ def _find(name: str) -> Candidate:
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
     if path.is_dir():
         raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
-    raise ValueError(
-        f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, [*RULES, 'pretrained'])}"
-    )
+    raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, CONTROLLERS)}")
 
 
 def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:

@@ -17,7 +17,7 @@ import numpy as np
 from simic.control.facts import Facts
 from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.evaluation.candidates import Settings, find_task
+from simic.evaluation.candidates import Settings
 from simic.evaluation.measures import Act, play, score
 from simic.evaluation.parsing import NamedTask, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
@@ -99,7 +99,7 @@ def play_trial(common: tuple[EpisodeConfig, LifecycleConfig], trial: Trial) -> l
     settings = Settings(
         rng_seeds=trial.rng_seeds * len(trial.plans), episode=common[0], lifecycle=common[1], governor=GovernorConfig()
     )
-    trainings = settings.trainings(find_task(trial.task))
+    trainings = settings.trainings(trial.task.find())
     lives = play(trainings, _each_its_own(trial.plans, len(trial.rng_seeds)))
     scores = score(POINTS * lives.val_metric[-1], lives.exported, trainings.hosts.host_parameters)
     return scores.reshape(len(trial.plans), -1).tolist()

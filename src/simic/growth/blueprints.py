@@ -8,7 +8,6 @@ ways. A part of a branch that has an attribute `keep` finds there, while it runs
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from simic.growth.isolation import preserved_rng
+from simic.registry import Registry
 
 TOPOLOGIES = ("conv", "features", "sequence")
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -71,7 +71,7 @@ class Blueprint:
     build: Builder
 
 
-BLUEPRINTS: dict[str, Blueprint] = {}
+BLUEPRINTS: Registry[Blueprint] = Registry("blueprint")
 
 
 def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builder], Builder]:
@@ -79,22 +79,12 @@ def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builde
     topologies = (topology,) if isinstance(topology, str) else topology
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
-    if name in BLUEPRINTS:
-        raise ValueError(f"a blueprint named {name!r} exists already; choose another name")
 
     def register(build: Builder) -> Builder:
-        BLUEPRINTS[name] = Blueprint(name, topologies, build)
+        BLUEPRINTS.add(name, Blueprint(name, topologies, build), build)
         return build
 
     return register
-
-
-def get_blueprint(name: str) -> Blueprint:
-    """The blueprint of that name; an unknown one raises with close matches."""
-    if name not in BLUEPRINTS:
-        close = difflib.get_close_matches(name, BLUEPRINTS, n=3) or sorted(BLUEPRINTS)
-        raise ValueError(f"no blueprint is named {name!r}; did you mean {', '.join(close)}?")
-    return BLUEPRINTS[name]
 
 
 def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
@@ -106,12 +96,12 @@ def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module
     """A newborn branch whose weights depend on `entropy` alone; torch's random stream is not used up."""
     with preserved_rng():
         torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
-        return get_blueprint(name).build(shape)
+        return BLUEPRINTS[name].build(shape)
 
 
 def count_parameters(name: str, shape: SlotShape) -> int:
     """Parameters of a seed of this blueprint, without gate."""
-    return _count(get_blueprint(name), shape)
+    return _count(BLUEPRINTS[name], shape)
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from simic.growth import state_dict as growth_state
-from simic.growth.blueprints import blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.blueprints import BLUEPRINTS, blueprints_for, count_parameters, new_branch
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.export import Live, export_plain, warn_of_dropped
 from simic.growth.hooks import attach_seed, check_attached, seeds_within
@@ -309,7 +309,7 @@ class GrowableModel(nn.Module):
         return seed
 
     def _fits(self, blueprint: str, site: Site) -> bool:
-        return site.shape.topology in get_blueprint(blueprint).topologies
+        return site.shape.topology in BLUEPRINTS[blueprint].topologies
 
     def _build_seed(self, site: Site, blueprint_index: int) -> Seed:
         """A new seed, checked to keep the slot's shape and to be an identity; torch's random stream is not used up."""

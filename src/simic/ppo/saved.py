@@ -13,7 +13,7 @@ LEARNING = ("optimizer", "generator", "counts")
 
 def check_agent_state(state: Any, about: dict[str, Any]) -> None:
     """Raise unless `state` is an agent of this kind; names both values of what differs."""
-    check_format(state)
+    state = check_format(state)
     for name, mine in about.items():
         theirs = state["about"].get(name)
         if theirs != mine:

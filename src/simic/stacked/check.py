@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
-from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint
+from simic.growth.blueprints import BLUEPRINTS, Blueprint, SlotShape
 from simic.growth.isolation import preserve_state, preserved_rng
 from simic.growth.slot_discovery import Site
 from simic.stacked.compare import (
@@ -140,7 +140,7 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
 
 def check_branches(name: str, branches: Sequence[nn.Module], site: Site, reference: Tensor) -> None:
     """Raise unless seeds of a blueprint that run as one program compute and learn what each does alone."""
-    key = (get_blueprint(name), site.shape, site.example_shape, reference.dtype, reference.device)
+    key = (BLUEPRINTS[name], site.shape, site.example_shape, reference.dtype, reference.device)
     if key in _stackable:  # what a blueprint builds depends on the shape alone
         return
     rule = f"seeds of blueprint {name!r} run stacked with those of other hosts"

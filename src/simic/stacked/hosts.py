@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from simic.growth.blueprints import Gate, SlotShape, blueprints_for, count_parameters, get_blueprint, new_branch
+from simic.growth.blueprints import BLUEPRINTS, Gate, SlotShape, blueprints_for, count_parameters, new_branch
 from simic.growth.isolation import preserved_rng
 from simic.growth.model import check_branch
 from simic.growth.slot_discovery import find_sites
@@ -127,7 +127,7 @@ class StackedHosts:
         """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
 
         def size(name: str, shape: SlotShape) -> int:
-            return count_parameters(name, shape) if shape.topology in get_blueprint(name).topologies else -1
+            return count_parameters(name, shape) if shape.topology in BLUEPRINTS[name].topologies else -1
 
         return np.array([[size(name, site.shape) for name in self.blueprint_names] for site in self.sites])
 
@@ -349,7 +349,7 @@ class StackedHosts:
         if not 0 <= blueprint_index < len(self.blueprint_names):
             raise ValueError(f"a blueprint index must be below {len(self.blueprint_names)}, got {blueprint_index}")
         name, site = self.blueprint_names[blueprint_index], self.sites[slot]
-        if site.shape.topology not in get_blueprint(name).topologies:
+        if site.shape.topology not in BLUEPRINTS[name].topologies:
             raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape})")
         entropy = (int(self.rng_seeds[host]), slot, int(self.germinations[host]))
         branch = new_branch(name, site.shape, entropy).to(self._reference)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from simic import __version__
 from simic.config import RESUMABLE, RunConfig, differences, read_run_config, to_dict, with_defaults
 from simic.control.learned import load_controller, make_network
 from simic.policy.network import compile_network
-from simic.policy.saved import naming
+from simic.policy.saved import naming, upgrade_about
 from simic.ppo.agent import PPOAgent
 from simic.ppo.saved import LEARNING, check_agent_state
 from simic.storage.checkpoint import (
@@ -35,11 +36,12 @@ from simic.storage.checkpoint import (
 )
 from simic.storage.files import sweep_temporary, write_file
 from simic.storage.run_directory import RunDirectory
+from simic.tasks.registry import find_task
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
 from simic.telemetry.recorder import Recorder
-from simic.training.episodes import GroupSetup, group_task, play_group
+from simic.training.episodes import GroupSetup, play_group
 from simic.training.preflight import no_device
 from simic.training.profiler import UpdateProfiler
 from simic.training.progress import Progress
@@ -94,7 +96,7 @@ def build_run(
         on_update=on_update,
     )
     if checkpoint is not None:
-        check_about(checkpoint, agent.about())
+        check_about(replace(checkpoint, about=upgrade_about(checkpoint.about)), agent.about())
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
@@ -280,7 +282,7 @@ def _git_commit() -> str | None:
 
 def _data_hash(config: RunConfig) -> str:
     """SHA-256 of the first task's data: shows whether two machines train on the same data."""
-    data = group_task(config.task, "train", config.rng_seed, config.data_dir).data
+    data = find_task(config.task, rng_seed=config.rng_seed, data_dir=config.data_dir).data
     digest = hashlib.sha256()
     for tensor in (data.train_x, data.train_y, data.validation_x, data.validation_y):
         digest.update(tensor.contiguous().numpy().tobytes())

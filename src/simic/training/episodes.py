@@ -25,12 +25,11 @@ from simic.lifecycle.actions import HEADS
 from simic.lifecycle.stages import LIVE, LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
-from simic.policy.network import ActorCritic, FactoredRecurrentActorCritic
+from simic.policy.network import ActorCritic
 from simic.ppo.rollout import Rollout
 from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
-from simic.tasks.families import FAMILIES, Split, find_family
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import Split, find_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Weights(NamedTuple):
         """A copy of what a network knows."""
         return cls(network.config, {name: value.cpu().numpy().copy() for name, value in network.state_dict().items()})
 
-    def network(self) -> FactoredRecurrentActorCritic:
+    def network(self) -> ActorCritic:
         """A network that knows it."""
         network = make_network(self.config)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays.items()})
@@ -215,18 +214,15 @@ def _never(facts: Facts, masks: Masks) -> tuple[np.ndarray, dict[str, Any]]:
 def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
     """The hosts of a group at the start of their episodes."""
     return HostTrainings(
-        group_task(setup.task, setup.split, task_rng_seed(job.rng_seed, job.task), setup.data_dir),
+        find_task(
+            setup.task, split=setup.split, rng_seed=task_rng_seed(job.rng_seed, job.task), data_dir=setup.data_dir
+        ),
         [host_rng_seed(job.group_seed, 0, env) for env in range(setup.group_size)],
         episode=setup.episode,
         lifecycle=setup.lifecycle,
         reward=setup.reward,
         governor=setup.governor,
     )
-
-
-def group_task(name: str, split: Split, rng_seed: int, data_dir: str | None = None) -> Task:
-    """A task drawn from a family, or the task of that name."""
-    return find_family(name).draw_task(rng_seed, split) if name in FAMILIES else make_task(name, data_dir=data_dir)
 
 
 def play(trainings: HostTrainings, decide: Decide) -> Played:

@@ -21,7 +21,8 @@ from simic.growth.model import GrowableModel, SlotReport
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.storage.files import write_file
-from simic.tasks.task import Task, evaluate, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task, evaluate
 from simic.training.progress import Progress
 from simic.workers.threads import single_thread
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from simic import pretrained
 from simic.config import RunConfig
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.registry import nearest
 from simic.storage.files import check_regular, output_error
-from simic.tasks.files import check_data
+from simic.tasks.registry import check_data
 from simic.training.used_settings import find_episode_files, plays, trains_hosts
 
 
@@ -80,9 +80,9 @@ def check_episodes(sources: Iterable[str]) -> None:
         path = Path(source)
         if source == "pretrained":
             pretrained.check_controller()
-        elif source not in CONTROLLER_NAMES and not path.exists():
+        elif source not in CONTROLLERS and not path.exists():
             raise ValueError(
-                f"--episodes: {source!r} is neither a name nor a path that exists; {nearest(source, CONTROLLER_NAMES)}"
+                f"--episodes: {source!r} is neither a name nor a path that exists; {nearest(source, CONTROLLERS)}"
             )
         elif path.is_dir() and not find_episode_files(path):
             raise FileNotFoundError(f"--episodes: there are no recorded episodes in {path}; record some with --record")

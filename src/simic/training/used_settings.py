@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simic.config import RunConfig, to_dict
-from simic.control import CONTROLLER_NAMES
+from simic.control.registry import CONTROLLERS
 from simic.storage.json_files import JsonError, parse_json
 
 EPISODES_FORMAT = "simic-episodes"
@@ -68,7 +68,7 @@ def trains_hosts(config: RunConfig) -> bool:
 def names_player(source: str) -> bool:
     """Whether a source of episodes is somebody who plays: a name, or the file of a plan or a controller."""
     path = Path(source)
-    return source in CONTROLLER_NAMES or (path.is_file() and not _holds_episodes(path))
+    return source in CONTROLLERS or (path.is_file() and not _holds_episodes(path))
 
 
 def find_episode_files(source: Path) -> list[Path]:
