@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,12 +18,20 @@ from simic.cli import COMMANDS, main
 from simic.commands.presets import PresetsCommand
 from simic.config import PRESETS as RUN_PRESETS
 from simic.config import RunConfig
+from simic.ppo.agent import PPOAgent
 from simic.settings import settings_of
 from simic.storage.run_directory import RunDirectory, new_directory
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
+from simic.training.result import TrainingResult
 from simic.workers.pool import WorkersDiedError
+
+
+def ended(code: int) -> TrainingResult:
+    """A run that ended with an exit code."""
+    agent = cast(PPOAgent, None)
+    return TrainingResult(status="stopped" if code else "done", exit_code=code, updates=0, history=[], agent=agent)
 
 
 def exit_code(*args: str) -> int:
@@ -396,7 +404,7 @@ def test_a_run_is_named_after_the_time(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda pattern: "20260102-030405")
     places = []
-    monkeypatch.setattr("simic.training.start.start", lambda config, path, **options: places.append(path) or 3)
+    monkeypatch.setattr("simic.api.train", lambda config, out, **options: places.append(out) or ended(3))
     assert exit_code("train") == 3
     assert not Path("runs").exists()  # nothing was put there
     with ExitStack() as stack:
@@ -478,7 +486,7 @@ def test_a_training_ends_with_a_comparison_on_fresh_hosts(tmp_path, capsys):
 
 @pytest.mark.parametrize("code", [0, 3, 143])
 def test_the_code_of_a_run_is_the_code_of_the_process(monkeypatch, capsys, code):
-    monkeypatch.setattr("simic.training.start.start", lambda *args, **options: code)
+    monkeypatch.setattr("simic.api.train", lambda *args, **options: ended(code))
     assert told(capsys, "train", "--compare", "0")[0] == code
 
 

@@ -9,6 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simic.api import Comparison as Comparison
+    from simic.api import StopTraining as StopTraining
+    from simic.api import TrainingResult as TrainingResult
+    from simic.api import evaluate as evaluate
+    from simic.api import grow as grow
+    from simic.api import preset as preset
+    from simic.api import train as train
+    from simic.config import RunConfig as RunConfig
     from simic.control.baselines import RandomController as RandomController
     from simic.control.baselines import ScriptedController as ScriptedController
     from simic.control.baselines import WaitController as WaitController
@@ -47,6 +55,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Action": "lifecycle.actions",
     "ActorCritic": "policy.network",
+    "Comparison": "api",
     "Data": "tasks.data",
     "Facts": "control.facts",
     "GrowableModel": "growth.model",
@@ -60,22 +69,29 @@ _HOMES = {
     "PolicyConfig": "policy.config",
     "RandomController": "control.baselines",
     "RewardConfig": "rewards.schemes",
+    "RunConfig": "config",
     "ScriptedController": "control.baselines",
     "SlotShape": "growth.blueprints",
     "Stage": "lifecycle.stages",
+    "StopTraining": "api",
     "Task": "tasks.task",
+    "TrainingResult": "api",
     "Transition": "rewards.transition",
     "WaitController": "control.baselines",
     "blueprint": "growth.blueprints",
     "controller": "control.registry",
+    "evaluate": "api",
     "family": "tasks.registry",
+    "grow": "api",
     "load_bundle": "storage.bundle",
     "load_plugins": "plugins",
     "policy_network": "policy.registry",
+    "preset": "api",
     "reward": "rewards.schemes",
     "reward_term": "rewards.schemes",
     "save_bundle": "storage.bundle",
     "task": "tasks.registry",
+    "train": "api",
     "zeroed": "growth.blueprints",
 }
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from helpers import tiny_run
 
+from simic.api import train
 from simic.commands.runs import RunsCommand, summarize
 from simic.storage.run_directory import RunDirectory
 from simic.telemetry.events import Update
 from simic.telemetry.recorder import Recorder
-from simic.training.loop import train
+from simic.training.loop import train as run_loop
+from simic.training.result import TrainingResult
 from simic.training.run import Run
-from simic.training.start import start
 
 
 def test_the_score_of_a_run_is_the_mean_of_its_last_five_updates(tmp_path):
@@ -50,7 +51,7 @@ def status(path: Path) -> str:
 
 def test_a_damaged_run_is_a_row_that_says_so_and_hides_no_other(tmp_path, tiny_task, capsys):
     for name in ("a", "b"):
-        start(tiny_run.make_config(updates=1), tmp_path / name, quiet=True)
+        train(tiny_run.make_config(updates=1), out=tmp_path / name)
     with open(tmp_path / "a/process.jsonl", "ab") as file:
         file.write(b"no event\n")
     (tmp_path / "c").mkdir()
@@ -85,21 +86,23 @@ def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path, tin
 
 @pytest.mark.parametrize(("code", "expected"), [(0, "done"), (3, "diverged"), (143, "stopped"), (None, "failed")])
 def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeypatch, code, expected):
-    def end(run: Run) -> int:
+    def end(run: Run) -> TrainingResult:
         if code is None:
             raise MemoryError
-        return code or train(run)
+        if code:
+            return TrainingResult(status="stopped", exit_code=code, updates=0, history=[], agent=run.agent)
+        return run_loop(run)
 
-    monkeypatch.setattr("simic.training.start.train", end)
+    monkeypatch.setattr("simic.api.run_loop", end)
     with nullcontext() if code is not None else pytest.raises(MemoryError):
-        start(tiny_run.make_config(updates=1, level="off"), tmp_path, quiet=True)
+        train(tiny_run.make_config(updates=1, level="off"), out=tmp_path)
     summary = summarize(RunDirectory(tmp_path))
     assert (summary["task"], summary["updates"], summary["score"]) == ("mlp", f"{int(code == 0)}/1", "-")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", summary["started"])
     assert summary["status"] == expected
     # Somebody who is refused changes nothing of that.
     with pytest.raises(ValueError, match="holds a run already"):
-        start(tiny_run.make_config(updates=1, level="off"), tmp_path, quiet=True)
+        train(tiny_run.make_config(updates=1, level="off"), out=tmp_path)
     assert status(tmp_path) == expected
     # A kill leaves the lock as it was taken.
     RunDirectory(tmp_path).lock_file.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))

@@ -166,11 +166,11 @@ def test_a_missing_pretrained_controller_is_told(monkeypatch, tmp_path):
 
 def test_wrong_settings_are_told(files):
     settings = {"controllers": ("wait",), "tasks": ("mlp",)}
-    with pytest.raises(ValueError, match="different numbers from 0 on"):
+    with pytest.raises(ValueError, match="at least one, different and not negative"):
         EvaluationConfig(rng_seeds=(1, 1), **settings)
     with pytest.raises(ValueError, match="horizon must be at least 1"):
         EvaluationConfig(rng_seeds=(1,), horizon=0, **settings)
-    with pytest.raises(ValueError, match="one host says nothing"):
+    with pytest.raises(ValueError, match="one host gives no confidence interval"):
         EvaluationConfig(rng_seeds=(1,), num_tasks=1, **settings)
     with pytest.raises(ValueError, match="those of a learned controller"):
         EvaluationConfig(rng_seeds=(0, 1), ablations=True, **settings)

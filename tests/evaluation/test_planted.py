@@ -8,8 +8,8 @@ from helpers.tiny_comparison import make_data, make_task, of
 from torch import nn
 
 from simic import pretrained
+from simic.api import evaluate
 from simic.control.plan import Plan
-from simic.evaluation.comparison import evaluate
 from simic.growth.blueprints import BLUEPRINTS
 from simic.tasks.task import Task
 
@@ -30,7 +30,7 @@ def lead(results: dict[str, Any], label: str, other: str) -> float:
 
 
 def compare(*controllers: str) -> dict[str, Any]:
-    return evaluate(controllers, ["spirals-mlp"], range(8), horizon=24)
+    return evaluate(controllers, ["spirals-mlp"], rng_seeds=8, horizon=24).results
 
 
 def save_plan(path, **plan: Any) -> str:

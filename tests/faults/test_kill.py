@@ -57,7 +57,7 @@ PLACES = (
     ("simic.ppo.agent:PPOAgent._step", 6),
     ("simic.telemetry.recorder:Recorder.end_update", 3),
     ("simic.training.run:Run.state", 3),
-    ("simic.training.run:Run.show", 2),
+    ("simic.training.run:Run.report_progress", 2),
     ("simic.ppo.agent:PPOAgent.save_controller", 1),
     ("os:replace", 1),  # of the config
     ("os:replace", 2),  # of recorded episodes

@@ -55,7 +55,7 @@ PLACES = {
     "writing a checkpoint": ("simic.storage.checkpoint:_write", 2, 2),
     "naming a checkpoint": ("simic.storage.checkpoint:_publish", 2, 2),
     "removing checkpoints": ("simic.storage.checkpoint:_prune", 2, 2),
-    "showing": ("simic.training.run:Run.show", 2, 2),
+    "showing": ("simic.training.run:Run.report_progress", 2, 2),
     "saving the controller": ("simic.ppo.agent:PPOAgent.save_controller", 1, UPDATES),
 }
 """Where the signal comes: function, call, and the whole updates that are then to be kept."""

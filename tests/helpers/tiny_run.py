@@ -82,7 +82,7 @@ def play_run(
     with directory.lock():
         run = build_run(make_config(**changes), directory, resume=resume, quiet=True, say=lambda text: None)
         plant(run)
-        return train(run), run
+        return train(run).exit_code, run
 
 
 def told(path: Path, kind: type[E]) -> list[E]:

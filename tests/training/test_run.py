@@ -15,6 +15,7 @@ import torch
 from helpers import tiny_run
 from torch import Tensor, nn
 
+from simic.api import train
 from simic.config import RESUMABLE
 from simic.control.learned import LearnedController
 from simic.lifecycle.actions import HEADS, Op
@@ -40,7 +41,6 @@ from simic.training import build
 from simic.training.build import build_run, make_agent, start_from
 from simic.training.episode_files import load_episodes
 from simic.training.run import Run
-from simic.training.start import start
 from simic.workers.pool import Fault
 
 JUDGED = {"warm_up": 1, "explained_variance": -20.0}
@@ -285,7 +285,7 @@ def test_a_healthy_run_has_no_anomaly_and_tells_no_decision(tmp_path, tiny_task)
 @pytest.mark.parametrize("rng_seed", range(2))
 def test_a_healthy_run_of_the_quick_preset_has_no_anomaly(tmp_path, rng_seed):
     config = replace(tiny_run.PRESETS["quick"][1], rng_seed=rng_seed, updates=10, workers=2)
-    assert start(config, tmp_path, quiet=True) == 0
+    assert train(config, out=tmp_path).exit_code == 0
     assert anomalies(tmp_path) == set()
 
 
@@ -517,7 +517,7 @@ def test_a_controller_of_another_gamma_gives_its_policy_and_not_its_values(tmp_p
         {k: v.clone() for k, v in scale.state_dict().items()} for scale in (fresh.value_scale, fresh.return_scale)
     ]
     start_from(fresh, tmp_path / "old.safetensors", say=told.append)
-    assert re.search(r"learned with gamma 1.0, this run has 0.9: its policy is taken over, its values are not", told[0])
+    assert re.search(r"trained with gamma 1.0, this run has 0.9: only its policy is loaded, not its values", told[0])
     for name, value in fresh.plain.state_dict().items():
         assert torch.equal(value, before[name] if name.startswith("critic.") else old.plain.state_dict()[name]), name
     for scale, own in zip((fresh.value_scale, fresh.return_scale), scales, strict=True):
@@ -670,7 +670,7 @@ def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_whole_update(
     tmp_path, tiny_task, phase, done, signal_number, code
 ):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    # `keep` and `show` are called when the update is counted already.
+    # These are called when the update is counted already.
     number = 2 if phase in ("save_checkpoint", "report_progress") else 1
     plant = stop_in(phase, number, signal_number)
     got, _ = tiny_run.play_run(tmp_path, plant, updates=3, checkpoint_every=10)

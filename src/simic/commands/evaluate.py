@@ -44,8 +44,8 @@ class EvaluateCommand:
         config = EvaluationConfig(rng_seeds=rng_seeds, **self.settings)
         check_data((task.name for task in config.named_tasks), config.data_dir)
         check_output_directory(self.out or EVALUATIONS)
-        from simic.evaluation.comparison import evaluate_config
+        from simic import api
 
         with nullcontext(self.out) if self.out is not None else new_directory(EVALUATIONS) as out:
-            evaluate_config(config, out=out, workers=self.workers, quiet=self.quiet)
+            api.run_comparison(config, out=out, workers=self.workers, quiet=self.quiet)
         return 0

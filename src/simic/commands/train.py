@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from simic.commands.flags import PLUGIN, ConfigFlags, Variants
 from simic.config import DEFAULT_PRESET, PRESETS, Algorithm, RunConfig, check_file, read_run_config
+from simic.evaluation.config import EvaluationConfig
 from simic.settings import flatten, nest, override, settings_of, to_tables
 from simic.storage.run_directory import RunDirectory, new_directory
 from simic.tasks.registry import FAMILIES
@@ -100,26 +101,29 @@ class TrainCommand:
             print(json.dumps(used_settings(configs[""]), indent=1))
             return 0
         self.check(configs)
-        if not self.quiet:
-            from simic.training.progress import say
+        from simic.training.progress import say
 
+        if not self.quiet:
             say(f"settings: {' < '.join(sources)}")
         directory = self._place()[0]
         with nullcontext(directory) if directory is not None else new_directory(RUNS) as path:
             return self._train(configs, path)
 
     def _train(self, configs: Mapping[str, RunConfig], path: Path) -> int:
-        from simic.training.start import start
+        from simic import api
+        from simic.training.progress import say
 
+        options: dict[str, Any] = {"resume": self._place()[1], "init": self.init, "profile": self.profile}
         for label, config in configs.items():
-            resume = self._place()[1]
-            code = start(config, path / label, resume=resume, init=self.init, quiet=self.quiet, profile=self.profile)
-            if code:
-                return code
+            result = api.train(config, out=path / label, quiet=self.quiet, **options)
+            say(str(result))
+            if result.exit_code:
+                return result.exit_code
         config = next(iter(configs.values()))
         if config.compare or len(configs) > 1:
-            compare(
-                config, {label or "trained": path / label for label in configs}, path / "comparison", quiet=self.quiet
+            controllers = [f"{label or 'trained'}={path / label}" for label in configs]
+            api.run_comparison(
+                comparison(config, controllers), out=path / "comparison", workers=config.workers, quiet=self.quiet
             )
         return 0
 
@@ -222,19 +226,14 @@ def _variants(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"-".join(map(str, values)): {**given, **dict(zip(varied, values, strict=True))} for values in combinations}
 
 
-def compare(config: RunConfig, controllers: Mapping[str, Path], out: Path, *, quiet: bool) -> None:
-    """Compare trained controllers with each other and with rules on the same new hosts, of tasks unseen in training."""
-    from simic.evaluation import evaluate
-
-    evaluate(
-        ("wait", "random", "heuristic", *(f"{label}={path}" for label, path in controllers.items())),
-        (f"{config.task}:validation" if config.task in FAMILIES else config.task,),
-        range(config.compare or SIDE_BY_SIDE_HOSTS),
+def comparison(config: RunConfig, controllers: Sequence[str]) -> EvaluationConfig:
+    """The comparison of trained controllers, with rules, on new hosts of tasks that training never saw."""
+    return EvaluationConfig(
+        controllers=("wait", "random", "heuristic", *controllers),
+        tasks=(f"{config.task}:validation" if config.task in FAMILIES else config.task,),
+        rng_seeds=tuple(range(config.compare or SIDE_BY_SIDE_HOSTS)),
         num_tasks=4,
         horizon=config.episode.horizon,
         incubation=config.lifecycle.incubation,
         data_dir=config.data_dir,
-        out=out,
-        workers=config.workers,
-        quiet=quiet,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,8 +102,9 @@ def inputs_of(candidate: Candidate) -> Any:
     if candidate.kind == "plan":
         return load_plan(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
-        return Weights.of(_find_network(candidate.path))
-    return None
+        given = candidate.controller
+        return Weights.of(_find_network(candidate.path) if given is None else given.network)
+    return candidate.controller
 
 
 def inputs_from_episodes(kind: str, part: dict[str, Any]) -> Any:
@@ -197,6 +199,7 @@ WITH_INPUTS: dict[str, Callable[[Settings, Any], Any]] = {
     "replay": lambda settings, rows: ReplayController(rows),
     "shuffled": _shuffled,
     "static_final": lambda settings, inputs: WaitController(),
+    "object": lambda settings, controller: deepcopy(controller),  # each task starts without memory of another
 }
 """Controllers that are made from inputs; the others come from the registry."""
 

@@ -1,9 +1,9 @@
-"""EvaluationConfig: who is compared, on what. Nothing here loads torch: a wrong setting is named at once."""
+"""EvaluationConfig: which controllers are compared, on which tasks. Nothing here loads torch."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
@@ -13,7 +13,7 @@ from simic.lifecycle.stages import Incubation, LifecycleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """An evaluation; everything that its results follow from."""
+    """Everything that the results of an evaluation depend on."""
 
     controllers: tuple[str, ...] = ("wait", "random", "plan", "heuristic", "autogrow")
     """Controllers, separated by commas or spaces: names, runs, checkpoints, controller files or plans (.json).
@@ -36,38 +36,43 @@ class EvaluationConfig:
     """Learned controllers sample their actions instead of taking the most probable one."""
     data_dir: str | None = None
     """Directory of the files of tasks that read some."""
+    objects: tuple[Candidate, ...] = field(
+        default=(), repr=False, metadata={"not_a_setting": "it exists in Python only"}
+    )
+    """Controllers given as Python objects."""
 
     def __post_init__(self) -> None:
         if not self.rng_seeds or min(self.rng_seeds) < 0 or len(set(self.rng_seeds)) < len(self.rng_seeds):
-            raise ValueError(f"rng seeds must be different numbers from 0 on, at least one, got {self.rng_seeds}")
+            raise ValueError(f"rng seeds must be at least one, different and not negative, got {self.rng_seeds}")
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
         EpisodeConfig(horizon=self.horizon)
-        if len(self.candidates) * len(self.rng_seeds) * len(self.named_tasks) == len(self.candidates):
-            raise ValueError("one host says nothing about another: give at least 2 rng seeds, or 2 tasks")
+        if self.candidates and len(self.rng_seeds) * len(self.named_tasks) == 1:
+            raise ValueError("one host gives no confidence interval: give at least 2 rng seeds, or 2 tasks")
 
     @cached_property
     def lineup(self) -> Lineup:
-        """Who competes, ablations included, and how the words were read."""
-        return parse_controllers(self.controllers, ablations=self.ablations)
+        """The candidates, and notes on how ambiguous words were read."""
+        return parse_controllers(self.controllers, ablations=self.ablations, objects=self.objects)
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Who competes, ablations included."""
+        """The controllers that are compared, ablations included."""
         return self.lineup.candidates
 
     @cached_property
     def named_tasks(self) -> list[NamedTask]:
-        """On what."""
+        """The tasks, with those drawn from families."""
         return parse_tasks(self.tasks, self.num_tasks, self.data_dir)
 
     @property
     def command(self) -> str:
-        """The command line that gives the same results; where they go and how many workers there are is left open."""
+        """The command line that gives the same results; output directory and number of workers are left open."""
         first, count = min(self.rng_seeds), len(self.rng_seeds)
-        if self.rng_seeds != tuple(range(first, first + count)):
-            return f"simic.evaluation.evaluate with {self}"
-        controllers = shlex.join(self.controllers)  # words: a comma would let a group go on
+        if self.objects or self.rng_seeds != tuple(range(first, first + count)):
+            objects = f" and the objects {', '.join(own.label for own in self.objects)}" if self.objects else ""
+            return f"simic.evaluate with {self}{objects}"
+        controllers = shlex.join(self.controllers)  # separate words: a comma would continue a group
         words = ["simic evaluate", f"--controllers {controllers}", f"--tasks {','.join(self.tasks)}"]
         words += [f"--num-tasks {self.num_tasks}", f"--rng-seeds {count}", f"--horizon {self.horizon}"]
         words += [f"--first-rng-seed {first}"] * (first > 0)

@@ -42,6 +42,8 @@ class Candidate:
     """The learned controller that an ablation derives from."""
     group: str | None = None
     """The group that it is judged with, of several policies or of what derives from them."""
+    controller: Any = None
+    """The controller itself, if it was given as a Python object and not by name or path."""
 
 
 class Lineup(NamedTuple):
@@ -76,10 +78,11 @@ class NamedTask:
         return find_task(self.name, split=self.split or "train", rng_seed=self.index, data_dir=self.data_dir)
 
 
-def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineup:
+def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects: Sequence[Candidate] = ()) -> Lineup:
     """Contestants by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` judges several as one.
 
-    A group ends with the word or where the next one begins. Ablations of every learned controller come last.
+    A group ends with the word or where the next one begins. `objects` are candidates that Python objects stand for.
+    Ablations of every learned controller come last.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -91,9 +94,9 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineu
                     f"--controllers names {entry.group!r} twice; write {entry.group}=PATH,PATH in one word"
                 )
             entries.append(entry)
-    if not entries:
+    if not entries and not objects:
         raise ValueError(f"--controllers must name at least one of {', '.join(CONTROLLERS)} or a path")
-    candidates = _labelled(entries, [_find(entry.name) for entry in entries])
+    candidates = [*_labelled(entries, [_find(entry.name) for entry in entries]), *objects]
     for name in dict.fromkeys(own.group for own in candidates if own.group):
         members = [entry.name for entry in entries if entry.group == name]
         readings.append(f"{name} stands for {', '.join(members)}, judged as one")
@@ -114,6 +117,7 @@ def derive(kind: str, of: Candidate) -> Candidate:
         path=of.path,
         of=of.label,
         group=of.group and f"{kind}({of.group})",
+        controller=of.controller,
     )
 
 

@@ -17,20 +17,25 @@ _CHUNK = 1 << 16
 
 
 class Recorder:
-    """Appends events to the files of a run directory, at a level of detail that can be raised for a while."""
+    """Appends events to the files of a run directory, at a level of detail that can be raised for a while.
+
+    Without a directory nothing is written; only mirrors receive events.
+    """
 
     def __init__(
-        self, directory: str | Path, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
+        self, directory: str | Path | None, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
     ) -> None:
         if level not in LEVELS:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
         self.level: Level = level
         self._mirrors = tuple(mirrors)
         self._escalated_updates = 0
-        self._files = {name: _LineFile(Path(directory) / name) for name in FILES}
+        self._files = {} if directory is None else {name: _LineFile(Path(directory) / name) for name in FILES}
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether events of this kind are recorded now; ask before building many of them."""
+        if not self._files and not self._mirrors:
+            return False
         level = "debug" if self._escalated_updates and self.level != "off" else self.level
         return LEVELS.index(kind.level) <= LEVELS.index(level)
 
@@ -38,9 +43,10 @@ class Recorder:
         """Write an event, if the level wants it, and tell the mirrors."""
         if not self.wants(type(event)):
             return
-        self._files[event.file].append(to_json(event))
-        if event.file == PROCESS_FILE:  # few, and news of the moment
-            self._files[PROCESS_FILE].flush()
+        if self._files:
+            self._files[event.file].append(to_json(event))
+            if event.file == PROCESS_FILE:  # few, and news of the moment
+                self._files[PROCESS_FILE].flush()
         for mirror in self._mirrors:
             mirror(event)
 
@@ -60,12 +66,15 @@ class Recorder:
 
     def position(self) -> int:
         """Bytes of events.jsonl, all of them safe on disk: what a checkpoint stores."""
+        if not self._files:
+            return 0
         self._files[EVENTS_FILE].sync()
         return self._files[EVENTS_FILE].size
 
     def rewind(self, position: int) -> None:
         """Forget the events after a position: they will happen again. process.jsonl stays as it is."""
-        self._files[EVENTS_FILE].cut(position)
+        if self._files:
+            self._files[EVENTS_FILE].cut(position)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint stores: where the events stand, and how long all detail is still wanted."""
