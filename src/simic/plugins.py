@@ -34,14 +34,6 @@ def loaded_plugins() -> tuple[str, ...]:
     return tuple(_loaded)
 
 
-def check_plugins(names: Iterable[str]) -> None:
-    """Raise unless these plugins, which settings name, were loaded; settings alone never import a module."""
-    missing = [name for name in names if name not in _loaded]
-    if missing:
-        flags = " ".join(f"--plugin {name}" for name in missing)
-        raise PluginError(f"these settings need plugins that are not loaded: add {flags} (in Python: load_plugins)")
-
-
 def _import(name: str) -> None:
     here = os.getcwd()
     if here not in sys.path:
@@ -56,3 +48,11 @@ def _import(name: str) -> None:
         ) from None
     except Exception as error:
         raise PluginError(f"plugin {name} failed while it was imported ({type(error).__name__}: {error})") from error
+
+
+def check_plugins(names: Iterable[str]) -> None:
+    """Raise unless these plugins, which settings name, were loaded; settings alone never import a module."""
+    missing = [name for name in names if name not in _loaded]
+    if missing:
+        flags = " ".join(f"--plugin {name}" for name in missing)
+        raise PluginError(f"these settings need plugins that are not loaded: add {flags} (in Python: load_plugins)")

@@ -248,7 +248,7 @@ READ: dict[str, Any] = {
     "horizon": {"episode": {"horizon": 4}},
     "incubation": {"lifecycle": {"incubation": "shadow"}, "episode": {"horizon": 8}},
     "reward": {"reward": {"scheme": "sparse"}},
-    "gamma": {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}},
+    "gamma": {"ppo": {"gamma": 0.5}},
     "learning_rate": {"imitation": {"learning_rate": 0.1}, "iql": {"learning_rate": 0.1}},
     "level": {"level": "off"},
 }

@@ -450,7 +450,7 @@ def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_ta
     directory = RunDirectory(tmp_path).create()
     build.write_config(tiny_run.make_config(), directory)
     others: dict[str, Any] = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9, "compare": 7}
-    assert {*others, "ppo.anneal_updates"} == set(RESUMABLE)
+    assert {*others, "ppo.anneal_updates", "plugins"} == set(RESUMABLE)
     others["ppo"] = {"anneal_updates": 3}
     assert tiny_run.play_run(tmp_path, resume=True, **others)[0] == 0
 
@@ -511,7 +511,7 @@ def test_a_controller_of_another_gamma_gives_its_policy_and_not_its_values(tmp_p
     old.value_scale.update(torch.full((4, 1), 7.0))
     old.return_scale.moments.update(torch.full((4, 1), 9.0))
     old.save_controller(tmp_path / "old.safetensors")
-    fresh = make_agent(tiny_run.make_config(rng_seed=2, ppo={"gamma": 0.9}, reward={"gamma": 0.9}))
+    fresh = make_agent(tiny_run.make_config(rng_seed=2, ppo={"gamma": 0.9}))
     before = {name: value.clone() for name, value in fresh.plain.state_dict().items()}
     scales = [
         {k: v.clone() for k, v in scale.state_dict().items()} for scale in (fresh.value_scale, fresh.return_scale)

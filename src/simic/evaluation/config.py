@@ -9,6 +9,7 @@ from functools import cached_property
 from simic.environment.config import EpisodeConfig
 from simic.evaluation.parsing import Candidate, Lineup, NamedTask, parse_controllers, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.plugins import loaded_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,5 +79,6 @@ class EvaluationConfig:
         words += [f"--first-rng-seed {first}"] * (first > 0)
         words += [f"--incubation {self.incubation}"] * (self.incubation != LifecycleConfig.incubation)
         words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
+        words += [f"--plugin {name}" for name in loaded_plugins()]
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample
         return " ".join(words)
