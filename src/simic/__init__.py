@@ -9,17 +9,37 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simic.api import Comparison as Comparison
-    from simic.api import StopTraining as StopTraining
-    from simic.api import TrainingResult as TrainingResult
-    from simic.api import evaluate as evaluate
-    from simic.api import grow as grow
-    from simic.api import preset as preset
-    from simic.api import train as train
+    from simic.api import (
+        Comparison as Comparison,
+    )
+    from simic.api import (
+        StopTraining as StopTraining,
+    )
+    from simic.api import (
+        TrainingResult as TrainingResult,
+    )
+    from simic.api import (
+        evaluate as evaluate,
+    )
+    from simic.api import (
+        grow as grow,
+    )
+    from simic.api import (
+        preset as preset,
+    )
+    from simic.api import (
+        train as train,
+    )
     from simic.config import RunConfig as RunConfig
-    from simic.control.baselines import RandomController as RandomController
-    from simic.control.baselines import ScriptedController as ScriptedController
-    from simic.control.baselines import WaitController as WaitController
+    from simic.control.baselines import (
+        RandomController as RandomController,
+    )
+    from simic.control.baselines import (
+        ScriptedController as ScriptedController,
+    )
+    from simic.control.baselines import (
+        WaitController as WaitController,
+    )
     from simic.control.facts import Facts as Facts
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
@@ -31,9 +51,15 @@ if TYPE_CHECKING:
     from simic.growth.model import GrowableModel as GrowableModel
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
-    from simic.lifecycle.stages import IllegalActionError as IllegalActionError
-    from simic.lifecycle.stages import LifecycleConfig as LifecycleConfig
-    from simic.lifecycle.stages import Stage as Stage
+    from simic.lifecycle.stages import (
+        IllegalActionError as IllegalActionError,
+    )
+    from simic.lifecycle.stages import (
+        LifecycleConfig as LifecycleConfig,
+    )
+    from simic.lifecycle.stages import (
+        Stage as Stage,
+    )
     from simic.plugins import load_plugins as load_plugins
     from simic.policy.config import PolicyConfig as PolicyConfig
     from simic.policy.network import ActorCritic as ActorCritic
@@ -52,48 +78,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Action": "lifecycle.actions",
-    "ActorCritic": "policy.network",
-    "Comparison": "api",
-    "Data": "tasks.data",
-    "Facts": "control.facts",
-    "GrowableModel": "growth.model",
-    "GrowthScheduler": "scheduler.scheduler",
-    "HeuristicConfig": "control.heuristic",
-    "HeuristicController": "control.heuristic",
-    "IllegalActionError": "lifecycle.stages",
-    "LearnedController": "control.learned",
-    "LifecycleConfig": "lifecycle.stages",
-    "Op": "lifecycle.actions",
-    "PolicyConfig": "policy.config",
-    "RandomController": "control.baselines",
-    "RewardConfig": "rewards.schemes",
-    "RunConfig": "config",
-    "ScriptedController": "control.baselines",
-    "SlotShape": "growth.blueprints",
-    "Stage": "lifecycle.stages",
-    "StopTraining": "api",
-    "Task": "tasks.task",
-    "TrainingResult": "api",
-    "Transition": "rewards.transition",
-    "WaitController": "control.baselines",
-    "blueprint": "growth.blueprints",
-    "controller": "control.registry",
-    "evaluate": "api",
-    "family": "tasks.registry",
-    "grow": "api",
-    "load_bundle": "storage.bundle",
-    "load_plugins": "plugins",
-    "policy_network": "policy.registry",
-    "preset": "api",
-    "reward": "rewards.schemes",
-    "reward_term": "rewards.schemes",
-    "save_bundle": "storage.bundle",
-    "task": "tasks.registry",
-    "train": "api",
-    "zeroed": "growth.blueprints",
+_NAMES: dict[str, str] = {
+    "api": "Comparison StopTraining TrainingResult evaluate grow preset train",
+    "config": "RunConfig",
+    "control.baselines": "RandomController ScriptedController WaitController",
+    "control.facts": "Facts",
+    "control.heuristic": "HeuristicConfig HeuristicController",
+    "control.learned": "LearnedController",
+    "control.registry": "controller",
+    "growth.blueprints": "SlotShape blueprint zeroed",
+    "growth.model": "GrowableModel",
+    "lifecycle.actions": "Action Op",
+    "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",
+    "plugins": "load_plugins",
+    "policy.config": "PolicyConfig",
+    "policy.network": "ActorCritic",
+    "policy.registry": "policy_network",
+    "rewards.schemes": "RewardConfig reward reward_term",
+    "rewards.transition": "Transition",
+    "scheduler.scheduler": "GrowthScheduler",
+    "storage.bundle": "load_bundle save_bundle",
+    "tasks.data": "Data",
+    "tasks.registry": "family task",
+    "tasks.task": "Task",
 }
+"""Public names by module."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
