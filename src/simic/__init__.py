@@ -9,37 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simic.api import (
-        Comparison as Comparison,
-    )
-    from simic.api import (
-        StopTraining as StopTraining,
-    )
-    from simic.api import (
-        TrainingResult as TrainingResult,
-    )
-    from simic.api import (
-        evaluate as evaluate,
-    )
-    from simic.api import (
-        grow as grow,
-    )
-    from simic.api import (
-        preset as preset,
-    )
-    from simic.api import (
-        train as train,
-    )
+    from simic.api import Comparison as Comparison
+    from simic.api import StopTraining as StopTraining
+    from simic.api import TrainingResult as TrainingResult
+    from simic.api import evaluate as evaluate
+    from simic.api import grow as grow
+    from simic.api import preset as preset
+    from simic.api import train as train
     from simic.config import RunConfig as RunConfig
-    from simic.control.baselines import (
-        RandomController as RandomController,
-    )
-    from simic.control.baselines import (
-        ScriptedController as ScriptedController,
-    )
-    from simic.control.baselines import (
-        WaitController as WaitController,
-    )
+    from simic.control.baselines import RandomController as RandomController
+    from simic.control.baselines import ScriptedController as ScriptedController
+    from simic.control.baselines import WaitController as WaitController
     from simic.control.facts import Facts as Facts
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
@@ -51,15 +31,9 @@ if TYPE_CHECKING:
     from simic.growth.model import GrowableModel as GrowableModel
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
-    from simic.lifecycle.stages import (
-        IllegalActionError as IllegalActionError,
-    )
-    from simic.lifecycle.stages import (
-        LifecycleConfig as LifecycleConfig,
-    )
-    from simic.lifecycle.stages import (
-        Stage as Stage,
-    )
+    from simic.lifecycle.stages import IllegalActionError as IllegalActionError
+    from simic.lifecycle.stages import LifecycleConfig as LifecycleConfig
+    from simic.lifecycle.stages import Stage as Stage
     from simic.plugins import load_plugins as load_plugins
     from simic.policy.config import PolicyConfig as PolicyConfig
     from simic.policy.network import ActorCritic as ActorCritic
