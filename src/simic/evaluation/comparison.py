@@ -27,6 +27,7 @@ from simic.evaluation.output import FORMAT, ProgressReporter, ResultCache, print
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
+from simic.plugins import plugin_files
 from simic.training.episodes import Weights
 from simic.workers.pool import WorkerPool
 
@@ -149,7 +150,14 @@ class Comparison:
 
     def _key(self, candidate: Candidate, task: NamedTask) -> str:
         """A hash of what the episodes of a unit follow from."""
-        whole = (_code(), torch.__version__, self.settings, task, candidate.kind, self._digests[candidate.label])
+        whole = (
+            _code(plugin_files()),
+            torch.__version__,
+            self.settings,
+            task,
+            candidate.kind,
+            self._digests[candidate.label],
+        )
         return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 
     def _results(self) -> dict[str, Any]:
@@ -218,8 +226,10 @@ def _digest(inputs: Any) -> str:
 
 
 @cache
-def _code() -> str:
+def _code(plugins: tuple[Path, ...]) -> str:
     root, digest = Path(simic.__file__).parent, hashlib.sha256()
+    for file in plugins:
+        digest.update(file.read_bytes())
     for name in DECISIVE:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
