@@ -24,8 +24,8 @@ PATIENCE = 3
 def detect(contribution: np.ndarray, gain: np.ndarray, judged: np.ndarray) -> dict[str, np.ndarray]:
     """Flags, bool (T, N, S), by reason.
 
-    `overclaiming`: the contribution of a seed is far above the gain of its host over the twin. `indispensable`: the host
-    depends on the seed, and is worse than its twin.
+    `overclaiming`: the contribution of a seed is far above the gain of its host over the twin. `indispensable`: the
+    host depends on the seed, and is worse than its twin.
 
     `contribution` (T, N, S) and `gain` over the twin (T, N) are measured after each decision; `judged`, bool (T, N, S),
     marks seeds of networks that can be compared with their twin.
