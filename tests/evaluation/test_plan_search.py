@@ -45,7 +45,7 @@ def test_every_plan_leads_its_own_copies_of_the_same_hosts(monkeypatch):
     monkeypatch.setattr(NamedTask, "find", lambda self: make_task())
     common = (make_settings(horizon=8).episode, make_settings().lifecycle)
     never, grows = Plan(max_seeds=0), Plan(first=0, size=1.0)
-    trial = Trial(None, (0, 1), (never, grows, never))  # pyright: ignore[reportArgumentType]
+    trial = Trial(NamedTask("tiny"), (0, 1), (never, grows, never))
     first, second, third = play_trial(common, trial)
     assert first == third != second
     assert len(first) == 2

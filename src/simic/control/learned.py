@@ -1,4 +1,4 @@
-"""LearnedController: a trained network decides. And how facts look to such a network.
+"""LearnedController: a trained network chooses the actions. Also the network's inputs, and loading it from files.
 
 Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree (see `policy.tree`).
 """
@@ -34,7 +34,7 @@ from simic.policy.saved import (
 from simic.storage.bundle import BundleError, load_bundle
 
 MAX_BYTES = 2**28
-"""Of a controller's file; the one that ships has 1.3 million."""
+"""Size of a controller's file; the one that ships has 1.3 million bytes."""
 
 
 def make_network(config: PolicyConfig | None = None) -> ActorCritic:
@@ -47,14 +47,14 @@ def make_network(config: PolicyConfig | None = None) -> ActorCritic:
 
 
 def network_input(observation: Observation) -> dict[str, np.ndarray]:
-    """The parts a network looks at (N, ...); blueprints, which hosts share, are repeated for each."""
+    """The inputs of a network (N, ...); blueprints, which hosts share, are repeated for each host."""
     num_hosts = len(observation.base)
     blueprints = np.broadcast_to(observation.blueprints, (num_hosts, *observation.blueprints.shape))
     return {"base": observation.base, "slots": observation.slots, "blueprints": blueprints}
 
 
 def row_masks(masks: Masks) -> np.ndarray:
-    """Legal choices as rows of the action tree (N, R, W); a row that nothing leads to keeps its first choice."""
+    """Legal choices as rows of the action tree (N, R, W); a row without any keeps its first, so softmax is defined."""
     num_hosts, _, num_slots = masks.slot.shape
     num_blueprints = masks.blueprint.shape[1]
     rows = np.zeros((num_hosts, GROWTH_TREE.num_rows + num_slots, max(_WIDEST, num_slots, num_blueprints)), dtype=bool)
@@ -69,13 +69,13 @@ def row_masks(masks: Masks) -> np.ndarray:
 _WIDEST = max(len(values) for values in HEAD_VALUES.values())
 _SLOT_ROWS = [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == "slot"]
 _SLOT_OPS = [GROWTH_TREE.row_choice[row] for row in _SLOT_ROWS]
-_PLAIN_ROWS = np.array(  # every choice of the heads whose choices are the same in every task
+_PLAIN_ROWS = np.array(  # all choices of the heads that are the same in every task
     [[i < len(HEAD_VALUES.get(HEADS[head], ())) for i in range(_WIDEST)] for head in GROWTH_TREE.row_head]
 )
 
 
 class LearnedController:
-    """Decides as a trained network says; the state of every host's episode is kept here."""
+    """Chooses actions by a trained network and keeps the recurrent state of every host."""
 
     def __init__(self, network: ActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
         self.network, self.greedy = network.eval(), greedy
@@ -84,20 +84,20 @@ class LearnedController:
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """From a file written by `PPOAgent.save`."""
+        """Load a file written by `PPOAgent.save`."""
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
     @classmethod
     def pretrained(cls, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """The one that ships with simic."""
+        """The controller that ships with simic."""
         return cls(load_pretrained(), greedy=greedy, rng_seed=rng_seed)
 
     def act(self, facts: Facts) -> np.ndarray:
-        """One action per host (N, H); a host at its first decision starts from an empty memory."""
+        """One action per host (N, H); the state of a host is reset at its first decision."""
         masks = legal_masks(facts)
         if self._state is None or len(self._state) != facts.num_hosts:
             self._state = self.network.initial_state(facts.num_hosts)
-        # A new tensor: the old one may be part of somebody's checkpoint.
+        # Not in place: the old tensor may be part of a checkpoint.
         self._state = self._state.masked_fill(torch.from_numpy(facts.decision == 0).unsqueeze(-1), 0.0)
         seen = network_input(observe(facts, masks))
         choice = choose(
@@ -107,11 +107,11 @@ class LearnedController:
         return choice.action.numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of the episodes under way, and where the random stream stands."""
+        """The recurrent states, and the state of the random generator."""
         return {"state": self._state, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self._state = state["state"]
         self._generator.set_state(state["generator"])
 
@@ -120,12 +120,12 @@ class SavedController(NamedTuple):
     """A trained controller from a file."""
 
     state: dict[str, Any]
-    """What was saved, checked: see `PPOAgent.state_dict`."""
+    """The saved state, checked; see `PPOAgent.state_dict`."""
     network: ActorCritic
 
 
 def load_controller(path: str | Path) -> SavedController:
-    """The controller in a file that `PPOAgent.save` or `save_controller` wrote; anything else is refused."""
+    """Load a file written by `PPOAgent.save` or `save_controller`; anything else is refused."""
     state = load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 
@@ -143,7 +143,7 @@ def load_pretrained() -> ActorCritic:
 
 
 def holds_controller(path: str | Path) -> bool:
-    """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
+    """Whether `path` is the file of a saved agent."""
     if not Path(path).is_file():
         return False
     saved = load_bundle(path, max_bytes=MAX_BYTES)
@@ -151,13 +151,13 @@ def holds_controller(path: str | Path) -> bool:
 
 
 def network_of(state: Any, path: str | Path) -> ActorCritic:
-    """The network in an agent's saved state, which was found at `path`; nothing is built before sizes are checked."""
+    """The network in an agent's saved state, read from `path`; sizes are checked before anything is built."""
     with naming(path):
         state = check_format(state)
         about, weights = state["about"], state["network"]
         num_weights = sum(value.numel() for value in weights.values() if isinstance(value, torch.Tensor))
         config = read_policy_config(about["policy"], num_weights)
-        with preserved_rng():  # the weights that are drawn here are replaced
+        with preserved_rng():  # the initial weights are replaced
             network = make_network(config)
         if about["network"] != type(network).__name__:
             raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")

@@ -30,6 +30,7 @@ from simic.evaluation.output import FORMAT, MAIN_FIGURE, ResultCache
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
+from simic.plugins import plugin_files
 from simic.tasks.registry import FAMILIES, TASKS
 from simic.training.episodes import Weights
 from simic.training.progress import Progress
@@ -130,7 +131,7 @@ class ComparisonRun:
         makers += [FAMILIES[task.name]] if task.name in FAMILIES else []
         sources = [_source(maker.__module__) for maker in makers]
         digest = self._digests[candidate.label]
-        whole = (_code(), torch.__version__, self.settings, task, candidate.kind, digest, sources)
+        whole = (_code(plugin_files()), torch.__version__, self.settings, task, candidate.kind, digest, sources)
         return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 
     def _results(self) -> dict[str, Any]:
@@ -203,8 +204,10 @@ def _source(module: str) -> str:
 
 
 @cache
-def _code() -> str:
+def _code(plugins: tuple[Path, ...]) -> str:
     root, digest = Path(simic.__file__).parent, hashlib.sha256()
+    for file in plugins:
+        digest.update(file.read_bytes())
     for name in DECISIVE:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:

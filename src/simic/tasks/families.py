@@ -183,9 +183,13 @@ _DIGITS: dict[Split, Ranges] = {
     ),
 }
 
+# Small MLPs on spirals and random teachers of 2 to 8 inputs and 2 to 4 classes.
 MLP = TaskFamily(ranges={split: (_MLP[split],) for split in SPLITS})
+# Small convolutional networks on motifs in noisy curves and images, 2 to 8 classes.
 CNN = TaskFamily(ranges={split: (_CNN[split],) for split in SPLITS})
+# Four tasks like those of MLP for each one like those of CNN.
 MIXED = TaskFamily(ranges={split: (_MLP[split],) * 4 + (_CNN[split],) for split in SPLITS})
+# Convolutional networks on a thousand clean samples of digits or mnist1d: they lack parameters.
 SUBSETS = TaskFamily(
     ranges={
         "train": _subsets(
@@ -195,4 +199,5 @@ SUBSETS = TaskFamily(
         "held_out": _subsets(((_SUBSET_MNIST1D, 9), (_SUBSET_MNIST1D, 6)), (5, 9, 14), (1, 2, 3)),
     }
 )
+# MLPs and convolutional networks on scikit-learn's digits, with fewer samples and wrong labels.
 DIGITS = TaskFamily(ranges={split: (_DIGITS[split],) for split in SPLITS})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from torch import nn
 
-from simic.tasks.data import Data, load_digits
+from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, slot_names, transformer_host
-from simic.tasks.problems import Problem
+from simic.tasks.problems import Problem, Spirals, Teacher, load_spirals, load_teacher
 from simic.tasks.task import Task
+from simic.tasks.text import load_chars
 from simic.tasks.variation import HostVariation
 
 HostBuilder = Callable[[Data, int, int], Callable[[], nn.Sequential]]
@@ -78,5 +79,14 @@ class Recipe:
         )
 
 
-DIGITS_MLP = Recipe(load=partial(load_digits, flat=True), host=mlp_for, width=8, batch_size=64, learning_rate=3e-3)
+# Built-in tasks; widths are small enough that growth pays.
+DIGITS_MLP = Recipe(load=partial(load_digits, flat=True), host=mlp_for, batch_size=64, learning_rate=3e-3)
 DIGITS_CNN = Recipe(load=load_digits, host=conv_for, width=6, batch_size=64, learning_rate=1e-2)
+MNIST1D_CNN = Recipe(load=load_mnist1d, host=conv_for, width=6, batch_size=128, learning_rate=1e-2)
+MNIST1D_SHUFFLED = replace(MNIST1D_CNN, load=partial(load_mnist1d, shuffled=True))
+_SPIRALS = Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1, 0.2))
+SPIRALS_MLP = Recipe(load=load_spirals, host=mlp_for, batch_size=64, learning_rate=1e-2, problems=(_SPIRALS,))
+TEACHER_MLP = replace(SPIRALS_MLP, load=load_teacher, problems=(Teacher(hidden=(0, 0, 4, 8, 16)),))
+FASHION_CNN = Recipe(load=load_fashion, host=conv_for, batch_size=128, learning_rate=1e-2)
+CIFAR10_CNN = Recipe(load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2)
+CHARS_TRANSFORMER = Recipe(load=load_chars, host=transformer_for, width=16, batch_size=64, learning_rate=3e-3)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -141,125 +142,39 @@ def _check_free(name: str, others: Registry[Any]) -> None:
         raise ValueError(f"a {others.kind} named {name!r} exists already; choose another name")
 
 
-# Built-in tasks. Widths are small enough that growth pays.
+# What ships with simic. The constants are found when they are needed, because their modules load torch.
 
 
-@task("digits-cnn")
-def _digits_cnn(**sizes: Any) -> Task:
-    from simic.tasks.recipe import DIGITS_CNN
+def _recipe(constant: str) -> MakeTask:
+    def make(**sizes: Any) -> Task:
+        return getattr(import_module("simic.tasks.recipe"), constant).build(**sizes)
 
-    return DIGITS_CNN.build(**sizes)
-
-
-@task("digits-mlp")
-def _digits_mlp(**sizes: Any) -> Task:
-    from simic.tasks.recipe import DIGITS_MLP
-
-    return DIGITS_MLP.build(**sizes)
+    return make
 
 
-@task("mnist1d-cnn")
-def _mnist1d_cnn(**sizes: Any) -> Task:
-    from simic.tasks.data import load_mnist1d
-    from simic.tasks.recipe import Recipe, conv_for
+def _recipe_with_files(constant: str) -> MakeTask:
+    def make(data_dir: Path | None = None, **sizes: Any) -> Task:
+        return _recipe(constant)(data_dir=data_dir, **sizes)
 
-    return Recipe(load=load_mnist1d, host=conv_for, width=6, batch_size=128, learning_rate=1e-2).build(**sizes)
-
-
-@task("mnist1d-shuffled")
-def _mnist1d_shuffled(**sizes: Any) -> Task:
-    from simic.tasks.data import load_mnist1d
-    from simic.tasks.recipe import Recipe, conv_for
-
-    load = partial(load_mnist1d, shuffled=True)
-    return Recipe(load=load, host=conv_for, width=6, batch_size=128, learning_rate=1e-2).build(**sizes)
+    return make
 
 
-@task("spirals-mlp")
-def _spirals_mlp(**sizes: Any) -> Task:
-    from simic.tasks.problems import Spirals, load_spirals
-    from simic.tasks.recipe import Recipe, mlp_for
-
-    problem = Spirals(turns=(0.0, 0.5, 1.0, 1.5, 2.0), noise=(0.05, 0.1, 0.2))
-    recipe = Recipe(load=load_spirals, host=mlp_for, width=8, batch_size=64, learning_rate=1e-2, problems=(problem,))
-    return recipe.build(**sizes)
+def _family(constant: str) -> DrawTask:
+    return lambda rng_seed, split: getattr(import_module("simic.tasks.families"), constant).draw(rng_seed, split)
 
 
-@task("teacher-mlp")
-def _teacher_mlp(**sizes: Any) -> Task:
-    from simic.tasks.problems import Teacher, load_teacher
-    from simic.tasks.recipe import Recipe, mlp_for
+task("digits-cnn")(_recipe("DIGITS_CNN"))
+task("digits-mlp")(_recipe("DIGITS_MLP"))
+task("mnist1d-cnn")(_recipe("MNIST1D_CNN"))
+task("mnist1d-shuffled")(_recipe("MNIST1D_SHUFFLED"))
+task("spirals-mlp")(_recipe("SPIRALS_MLP"))
+task("teacher-mlp")(_recipe("TEACHER_MLP"))
+task("fashion-cnn", find_files=fashion_files)(_recipe_with_files("FASHION_CNN"))
+task("cifar10-cnn", find_files=cifar10_files)(_recipe_with_files("CIFAR10_CNN"))
+task("chars-transformer", find_files=text_files)(_recipe_with_files("CHARS_TRANSFORMER"))
 
-    problem = Teacher(hidden=(0, 0, 4, 8, 16))
-    recipe = Recipe(load=load_teacher, host=mlp_for, width=8, batch_size=64, learning_rate=1e-2, problems=(problem,))
-    return recipe.build(**sizes)
-
-
-@task("fashion-cnn", find_files=fashion_files)
-def _fashion_cnn(data_dir: Path | None = None, **sizes: Any) -> Task:
-    from simic.tasks.data import load_fashion
-    from simic.tasks.recipe import Recipe, conv_for
-
-    recipe = Recipe(load=load_fashion, host=conv_for, width=8, batch_size=128, learning_rate=1e-2)
-    return recipe.build(data_dir=data_dir, **sizes)
-
-
-@task("cifar10-cnn", find_files=cifar10_files)
-def _cifar10_cnn(data_dir: Path | None = None, **sizes: Any) -> Task:
-    from simic.tasks.data import load_cifar10
-    from simic.tasks.recipe import Recipe, conv_for
-
-    recipe = Recipe(load=load_cifar10, host=conv_for, width=12, batch_size=128, learning_rate=1e-2)
-    return recipe.build(data_dir=data_dir, **sizes)
-
-
-@task("chars-transformer", find_files=text_files)
-def _chars_transformer(data_dir: Path | None = None, **sizes: Any) -> Task:
-    from simic.tasks.recipe import Recipe, transformer_for
-    from simic.tasks.text import load_chars
-
-    recipe = Recipe(load=load_chars, host=transformer_for, width=16, batch_size=64, learning_rate=3e-3)
-    return recipe.build(data_dir=data_dir, **sizes)
-
-
-# Built-in families.
-
-
-@family("mlp")
-def _mlp(rng_seed: int, split: Split) -> Task:
-    """Small MLPs on spirals and random teachers of 2 to 8 inputs and 2 to 4 classes."""
-    from simic.tasks.families import MLP
-
-    return MLP.draw(rng_seed, split)
-
-
-@family("cnn")
-def _cnn(rng_seed: int, split: Split) -> Task:
-    """Small convolutional networks on motifs in noisy curves and pictures, 2 to 8 classes."""
-    from simic.tasks.families import CNN
-
-    return CNN.draw(rng_seed, split)
-
-
-@family("mixed")
-def _mixed(rng_seed: int, split: Split) -> Task:
-    """Four tasks of the kind of mlp for each one of the kind of cnn."""
-    from simic.tasks.families import MIXED
-
-    return MIXED.draw(rng_seed, split)
-
-
-@family("subsets")
-def _subsets(rng_seed: int, split: Split) -> Task:
-    """Convolutional networks on a thousand clean samples of digits or mnist1d: they lack parameters."""
-    from simic.tasks.families import SUBSETS
-
-    return SUBSETS.draw(rng_seed, split)
-
-
-@family("digits")
-def _digits(rng_seed: int, split: Split) -> Task:
-    """MLPs and convolutional networks on scikit-learn's digits, with fewer samples and wrong labels."""
-    from simic.tasks.families import DIGITS
-
-    return DIGITS.draw(rng_seed, split)
+family("mlp")(_family("MLP"))
+family("cnn")(_family("CNN"))
+family("mixed")(_family("MIXED"))
+family("subsets")(_family("SUBSETS"))
+family("digits")(_family("DIGITS"))
