@@ -25,7 +25,8 @@ from simic import Action, GrowableModel
 from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import HEADS
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task
 
 LONG = EpisodeConfig(horizon=10_000, anneal=False)
 KINDS = 3

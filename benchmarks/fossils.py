@@ -24,7 +24,7 @@ from simic.lifecycle.actions import HEADS
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
 from simic.stacked import hosts as stacked
-from simic.tasks.families import find_family
+from simic.tasks.registry import find_task
 
 LONG = EpisodeConfig(horizon=10_000, anneal=False)
 NAMES = ("mlp", "cnn")
@@ -82,7 +82,7 @@ def main(options: Options) -> None:
     for name in NAMES:
         shares = []
         for number in range(options.tasks):
-            task = find_family(name).draw_task(number, "train")
+            task = find_task(name, rng_seed=number)
             hosts = with_fossils(HostTrainings(task, list(range(options.num_hosts)), episode=LONG))
             without, measured = milliseconds(hosts, options.rounds)
             shares.append(measured / without - 1)

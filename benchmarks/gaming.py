@@ -28,7 +28,7 @@ from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import Action
 from simic.rewards.gaming import MIN_CONTRIBUTION
 from simic.rewards.schemes import RewardConfig
-from simic.tasks.families import find_family
+from simic.tasks.registry import find_task
 from simic.tasks.task import Task
 from simic.training.episodes import against_twins
 
@@ -138,7 +138,7 @@ def main(options: Options) -> None:
     counts: dict[str, dict[str, int]] = {name: {} for name in (*HEALTHY, *PLANTED)}
     for family in options.families:
         for number in range(options.tasks):
-            task = find_family(family).draw_task(number, "validation")
+            task = find_task(family, split="validation", rng_seed=number)
 
             def fresh(task: Task = task) -> HostTrainings:
                 return HostTrainings(task, list(range(options.num_hosts)), episode=EPISODE, reward=RewardConfig())

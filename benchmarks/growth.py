@@ -16,7 +16,7 @@ import tyro
 from lab import Outcome, mean_and_error, run_parallel, train
 
 from simic.control.heuristic import HeuristicConfig, HeuristicController
-from simic.tasks.task import make_task
+from simic.tasks.registry import make_task
 
 RULE = HeuristicConfig(max_live_seeds=1, max_seed_ratio=1.0)
 """Cautious: one seed at a time, none larger than the host."""

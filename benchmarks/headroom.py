@@ -23,7 +23,7 @@ from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.evaluation.candidates import width_for
 from simic.rewards.score import POINTS
-from simic.tasks.families import find_family
+from simic.tasks.registry import find_task
 from simic.tasks.task import Task
 
 NEVER = Plan(max_seeds=0)
@@ -100,7 +100,7 @@ def main(options: Options) -> None:
 
 def measure(job: Job) -> Found:
     """All plans on the hosts of one task, and wide hosts."""
-    task, horizon = find_family(job.options.family).draw_task(job.number), job.options.horizon
+    task, horizon = find_task(job.options.family, rng_seed=job.number), job.options.horizon
     rng_seeds = list(range(job.options.rng_seeds))
     score: dict[str, np.ndarray] = {}
     validation: dict[str, np.ndarray] = {}

@@ -21,7 +21,7 @@ from simic.control.heuristic import HeuristicConfig, HeuristicController
 from simic.environment.config import EpisodeConfig
 from simic.environment.episodes import decide_by, play
 from simic.environment.host_trainings import HostTrainings
-from simic.tasks.families import find_family
+from simic.tasks.registry import find_task
 
 GRID = [
     HeuristicConfig(max_seed_ratio=ratio, min_improvement=improvement, max_live_seeds=live)
@@ -71,7 +71,7 @@ def main(options: Options) -> None:
 
 def measure(job: Job) -> np.ndarray:
     """The scores of the hosts of one task."""
-    task, horizon = find_family(job.options.family).draw_task(FIRST_TASK + job.number), job.options.horizon
+    task, horizon = find_task(job.options.family, rng_seed=FIRST_TASK + job.number), job.options.horizon
     rng_seeds = range(FIRST_RNG_SEED, FIRST_RNG_SEED + job.options.rng_seeds)
     trainings = HostTrainings(task, rng_seeds, episode=EpisodeConfig(horizon=horizon))
     return play(trainings, decide_by(HeuristicController(job.config).act)).score

@@ -24,7 +24,8 @@ from simic.control.facts import Facts
 from simic.control.legality import legal_masks
 from simic.lifecycle.actions import HEADS, Action, Op
 from simic.lifecycle.stages import INCUBATIONS, LifecycleConfig
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task
 
 BLUEPRINT, START = "conv_double", 5
 PLAIN = ("alone", "scratch", "wide")

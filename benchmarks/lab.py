@@ -16,7 +16,7 @@ from simic.control.baselines import Controller
 from simic.growth.model import GrowableModel
 from simic.lifecycle.stages import LifecycleConfig
 from simic.tasks.task import Task
-from simic.training.grow_task import Grown, grow_host
+from simic.training.grow_task import Grown, grow
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -64,7 +64,7 @@ def train(
             parameter.grad = gradient
         flops[0] += counter.get_total_flops() * len(task.data.train_x) / task.batch_size
 
-    grown = grow_host(
+    grown = grow(
         task,
         controller,
         host_epochs=host_epochs,

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import tyro
 
+from simic.api import evaluate
 from simic.control.plan import Plan
-from simic.evaluation import evaluate
 
 PLANS = {
     **{f"conv_double from {first}": (first, 1, "conv_double") for first in (0, 1, 2, 4)},
@@ -47,10 +47,10 @@ def main(options: Options) -> None:
         results = evaluate(
             ["wait", "heuristic", *_write_plans(Path(directory))],
             options.tasks,
-            range(options.rng_seeds),
+            rng_seeds=options.rng_seeds,
             num_tasks=options.num_tasks,
             workers=options.workers,
-        )
+        ).results
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in results["episodes"]:
         place = next(name for name in options.tasks if episode["task"].startswith(name.partition(":")[0]))

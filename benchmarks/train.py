@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,10 +27,11 @@ import tyro
 
 from simic.config import PRESETS
 from simic.storage.run_directory import RunDirectory
-from simic.telemetry.events import LEVELS, Anomaly, Level
+from simic.telemetry.events import LEVELS, Level
 from simic.training.build import build_run
 from simic.training.loop import train
 from simic.training.progress import Progress
+from simic.workers.threads import single_thread
 
 PHASES = ("rollout", "statistics", "update", "record", "checkpoint")
 
@@ -74,35 +75,23 @@ class StopWatch(Progress):
         self.laps: list[Lap] = []
         self._lap, self._phase, self._mark, self._group_mark = Lap(), "", 0.0, 0.0
 
-    def phase(self, name: str) -> None:
-        """Close the phase before."""
+    def describe(self, text: str) -> None:
+        """Close the phase before, or note how long a group took: with one worker they come one after the other."""
         now = time.perf_counter()
-        if self._phase:
-            self._lap.phases[self._phase] = now - self._mark
-        self._phase, self._mark, self._group_mark = name, now, now
-
-    def groups(self, done: int, total: int) -> None:
-        """Note how long a group took; with one worker they come one after the other."""
-        now = time.perf_counter()
-        self._lap.groups.append(now - self._group_mark)
+        if text.startswith("rollout "):
+            self._lap.groups.append(now - self._group_mark)
+        else:
+            if self._phase:
+                self._lap.phases[self._phase] = now - self._mark
+            self._phase, self._mark = text, now
         self._group_mark = now
 
-    def show(
-        self,
-        update: int,
-        updates: int,
-        figures: Mapping[str, float],
-        decisions_per_second: float,
-        anomalies: Sequence[Anomaly],
-    ) -> None:
-        """Close the update."""
-        self.phase("")
-        self._lap.seconds, self._lap.decisions = sum(self._lap.phases.values()), figures["decisions"]
+    def end_update(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Close the update; called as `on_update`."""
+        self.describe("")
+        self._lap.seconds, self._lap.decisions = sum(self._lap.phases.values()), metrics["decisions"]
         self.laps.append(self._lap)
         self._lap = Lap()
-
-    def finish(self, status: str, update: int, directory: Path, reason: str) -> None:
-        """Nothing to say."""
 
 
 def measure(options: Options, workers: int, level: Level) -> list[Lap]:
@@ -114,10 +103,11 @@ def measure(options: Options, workers: int, level: Level) -> list[Lap]:
     config = replace(config, updates=options.updates + 1, workers=workers, level=level, **sizes)
     with tempfile.TemporaryDirectory() as path:
         directory = RunDirectory(Path(path))
-        with directory.lock():
-            run = build_run(config, directory, quiet=True)
-            run.progress = watch = StopWatch()
-            assert train(run) == 0
+        with directory.lock(), single_thread():
+            watch = StopWatch()
+            run = build_run(config, directory, on_update=watch.end_update, quiet=True)
+            run.progress = watch
+            assert train(run).status == "done"
     return watch.laps[1:]
 
 

@@ -7,9 +7,13 @@ import pytest
 import torch
 from helpers import tiny_comparison, tiny_run
 
-from simic.evaluation import candidates, comparison
-from simic.growth import blueprints
-from simic.registry import Registry
+from simic import api
+from simic.control.registry import CONTROLLERS
+from simic.evaluation.parsing import NamedTask
+from simic.growth.blueprints import BLUEPRINTS
+from simic.policy.registry import POLICIES
+from simic.rewards.schemes import SCHEMES, TERMS
+from simic.tasks.registry import FAMILIES, TASKS
 from simic.tasks.task import Task
 from simic.training import build, episodes
 
@@ -22,7 +26,7 @@ def learn_this(monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
 
     def use(task: Task) -> None:
         for module in (build, episodes):
-            monkeypatch.setattr(module, "group_task", lambda name, split, rng_seed, data_dir=None: task)
+            monkeypatch.setattr(module, "find_task", lambda name, **settings: task)
 
     return use
 
@@ -40,8 +44,7 @@ def compete_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
     """Let contests in this process be about a task of the test's own, whatever they are told."""
 
     def use(task: Task) -> None:
-        for module in (comparison, candidates):
-            monkeypatch.setattr(module, "find_task", lambda name: task)
+        monkeypatch.setattr(NamedTask, "find", lambda self: task)
 
     return use
 
@@ -51,7 +54,7 @@ def tiny_comparison_task(compete_on: Callable[[Task], None], monkeypatch: pytest
     """Contests in this process are about a tiny task, and end without a report, which takes seconds."""
     task = tiny_comparison.make_task()
     compete_on(task)
-    monkeypatch.setattr(comparison, "write_report", lambda results, path, reporter: None)
+    monkeypatch.setattr(api, "write_report", lambda comparison, path: "")
     return task
 
 
@@ -62,9 +65,8 @@ def grower(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def own_blueprints(monkeypatch):
-    """Let a test register blueprints of its own."""
-    registry = Registry("blueprint")
-    for name, entry in blueprints.BLUEPRINTS.items():
-        registry.add(name, entry)
-    monkeypatch.setattr(blueprints, "BLUEPRINTS", registry)
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test register blueprints, tasks, controllers and so on of its own."""
+    for registry in (BLUEPRINTS, TASKS, FAMILIES, CONTROLLERS, POLICIES, SCHEMES, TERMS):
+        monkeypatch.setattr(registry, "_entries", dict(registry))
+        monkeypatch.setattr(registry, "_homes", dict(registry._homes))  # pyright: ignore[reportPrivateUsage]

@@ -8,22 +8,30 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast
 
 import pytest
 import torch
 
 import simic
-from simic.cli import PresetsCommand, main
-from simic.commands.flags import CHOICES
+from simic.cli import COMMANDS, main
+from simic.commands.presets import PresetsCommand
 from simic.config import PRESETS as RUN_PRESETS
+from simic.config import RunConfig
+from simic.ppo.agent import PPOAgent
+from simic.settings import settings_of
 from simic.storage.run_directory import RunDirectory, new_directory
-from simic.tasks import TaskName
-from simic.tasks.task import PRESETS
 from simic.tasks.text import load_chars
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
+from simic.training.result import TrainingResult
 from simic.workers.protocol import WorkersDiedError
+
+
+def ended(code: int) -> TrainingResult:
+    """A run that ended with an exit code."""
+    agent = cast(PPOAgent, None)
+    return TrainingResult(status="stopped" if code else "done", exit_code=code, updates=0, history=[], agent=agent)
 
 
 def exit_code(*args: str) -> int:
@@ -107,10 +115,6 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == simic.__version__
 
 
-def test_the_command_line_knows_every_task():
-    assert set(get_args(TaskName)) == set(PRESETS)
-
-
 def test_every_public_name_is_importable_and_listed():
     for name in simic.__all__:
         assert getattr(simic, name) is not None
@@ -143,7 +147,7 @@ def told(capsys, *args: str) -> tuple[int, str]:
 ANSWERS: list[tuple[list[str], int, str]] = [
     (["--version"], 0, simic.__version__),
     (["trian"], 2, "simic: there is no command 'trian'; did you mean train?"),
-    (["train", "--lerning-rate", "1"], 2, "--lerning-rate"),
+    (["train", "--lerning-rate", "1"], 2, "simic train has no flag --lerning-rate; did you mean learning-rate?"),
     (["train", "--task", "digits-cn"], 2, "simic: --task has no choice 'digits-cn'; did you mean digits-cnn?"),
     (["train", "--preset", "quik"], 2, "simic: --preset has no choice 'quik'; did you mean quick?"),
     (["train", "--device", "cdua"], 2, "simic: --device has no choice 'cdua'; did you mean cuda?"),
@@ -182,17 +186,17 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (
         ["train", "--algorithm", "imitation", "--episodes", "heurstic"],
         2,
-        "simic: --episodes: 'heurstic' is neither a name nor a path that exists; did you mean heuristic?",
+        "simic: --episodes: 'heurstic' is neither a controller nor a path that exists; did you mean heuristic?",
     ),
     (["train", "--algorithm", "iql", "--episodes", "."], 4, "--episodes: there are no recorded episodes in ."),
-    (["train", "--algorithm", "iql", "--episodes", "random", "--resume", "auto", "--out", "x"], 2, "is not resumed"),
+    (["train", "--algorithm", "iql", "--episodes", "random", "--resume", "auto", "--out", "x"], 2, "cannot be resumed"),
     (["train", "--updates", "0"], 2, "simic: updates must be at least 1, got 0"),
-    (["train", "--algorithm", "iql"], 2, "name them with --episodes"),
+    (["train", "--algorithm", "iql"], 2, "name some with --episodes"),
     (["train", "--gamma", "2"], 2, "gamma must be"),
     (["train", "--config", "CONFIG"], 2, "there is no setting 'updtes'; did you mean updates?"),
     (["train", "--config", "nowhere.json"], 4, "simic: there is no config file nowhere.json"),
     (["train", "--resume", "auto"], 2, "--resume auto needs --out"),
-    (["train", "--resume", "nowhere"], 4, "--resume: nowhere holds no run; `simic runs` lists what there is"),
+    (["train", "--resume", "nowhere"], 4, "--resume: nowhere holds no run; `simic runs` lists runs"),
     (["train", "--init", "nowhere"], 4, "--init: there is no file nowhere"),
     (["inspect", "nowhere"], 4, "there is nothing at nowhere"),
     (["grow", "--controller", "heurstic"], 2, "did you mean heuristic?"),
@@ -248,19 +252,36 @@ def test_a_place_without_permission_is_told_at_once(tmp_path, capsys, command):
     assert "Permission denied; choose another place" in said
 
 
-@pytest.mark.parametrize("command", ["train", "grow", "evaluate", "plan", "report", "runs", "inspect"])
+CHOICES = {
+    "preset": list(RUN_PRESETS),
+    "algorithm": ["ppo", "imitation", "iql"],
+    "device": ["cpu", "cuda", "mps", "xpu"],
+    "incubation": ["direct", "shadow", "straight_through"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_no_none_and_lists_choices_in_their_order(capsys, command):
-    with pytest.raises(SystemExit) as stopped:
-        main([command, "--help"])
-    assert stopped.value.code == 0
-    said = capsys.readouterr().out
+    code, said = told(capsys, command, "--help")
+    assert code == 0
     assert "None" not in said
-    joined = re.sub(r"[\s│]+", "", said)
     for name, choices in CHOICES.items():
-        if f"--{name}{{" in joined:
-            assert f"--{name}{{{','.join(choices)}}}" in joined
+        assert f"--{name} " not in said or f"--{name} {{{','.join(choices)}}}" in said
     if command == "train":
-        assert all(f"--{name}{{" in joined for name in CHOICES)
+        assert all(f"--{name} {{" in said for name in CHOICES)
+        assert "One of mlp, cnn, mixed, subsets, digits, digits-cnn," in " ".join(said.split())
+
+
+def test_help_of_train_is_short_and_help_all_is_complete(capsys):
+    def flags(said: str) -> list[str]:
+        return re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
+
+    short, everything = (flags(told(capsys, "train", option)[1]) for option in ("--help", "--help-all"))
+    assert 20 <= len(short) <= 30
+    assert "--ppo.clip-range" not in short
+    expected = {f"--{setting.name.replace('_', '-')}" for setting in settings_of(RunConfig)} - {"--plugins"}
+    assert expected <= {flag.removesuffix(".NAME") for flag in everything}
+    assert set(short) < set(everything)
 
 
 def test_a_run_that_cannot_begin_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
@@ -383,7 +404,7 @@ def test_a_run_is_named_after_the_time(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda pattern: "20260102-030405")
     places = []
-    monkeypatch.setattr("simic.training.start.start", lambda config, path, **options: places.append(path) or 3)
+    monkeypatch.setattr("simic.api.train", lambda config, out, **options: places.append(out) or ended(3))
     assert exit_code("train") == 3
     assert not Path("runs").exists()  # nothing was put there
     with ExitStack() as stack:
@@ -465,7 +486,7 @@ def test_a_training_ends_with_a_comparison_on_fresh_hosts(tmp_path, capsys):
 
 @pytest.mark.parametrize("code", [0, 3, 143])
 def test_the_code_of_a_run_is_the_code_of_the_process(monkeypatch, capsys, code):
-    monkeypatch.setattr("simic.training.start.start", lambda *args, **options: code)
+    monkeypatch.setattr("simic.api.train", lambda *args, **options: ended(code))
     assert told(capsys, "train", "--compare", "0")[0] == code
 
 

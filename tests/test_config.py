@@ -2,29 +2,33 @@
 
 import json
 import re
-from dataclasses import fields, is_dataclass
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from simic.cli import TrainCommand
+from simic.commands.flags import parse_command
+from simic.commands.train import TrainCommand
 from simic.config import (
     DEFAULT_PRESET,
-    MISSING,
     PRESETS,
     RESUMABLE,
+    VERSION,
     RunConfig,
-    differences,
-    override,
     read_config,
     read_run_config,
     to_dict,
+    upgrade,
     with_defaults,
 )
+from simic.plugins import load_plugins
 from simic.ppo.schedule import Schedule
-from simic.registry import nearest
+from simic.rewards.schemes import RewardConfig
+from simic.settings import Setting, is_table, nest, override, plain_type, settings_of, to_tables
 from simic.telemetry.anomalies import Thresholds
 
-BASE = PRESETS[DEFAULT_PRESET][1]
+BASE = PRESETS[DEFAULT_PRESET].config
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -32,23 +36,72 @@ def test_presets_are_valid_and_survive_a_file(name, tmp_path):
     _, config = PRESETS[name]
     (tmp_path / "config.json").write_text(json.dumps(to_dict(config)))
     assert override(RunConfig(), read_config(tmp_path / "config.json")) == config
-    assert config.reward.gamma == config.ppo.gamma
+    assert config.discounted_reward.gamma == config.ppo.gamma
     assert config.hosts_per_update == config.num_groups * config.group_size
 
 
-def test_every_setting_has_a_help_string():
-    import inspect
+# Every setting, by flag and by file.
 
-    def check(cls: type) -> None:
-        source = inspect.getsource(cls)
-        for item in fields(cls):
-            default = item.default_factory() if callable(item.default_factory) else item.default
-            if is_dataclass(default):
-                check(type(default))
-            else:
-                assert re.search(rf'\n    {item.name}: .*\n    """', source), f"{cls.__name__}.{item.name}"
+NEEDS = {
+    **{name: ["--algorithm", name, "--episodes", "random"] for name in ("iql", "imitation")},
+    **{"algorithm": ["--episodes", "random"], "episodes": ["--algorithm", "iql"]},
+}
+"""Flags without which settings of a section would be refused."""
+SHARES = ("ppo.gamma", "ppo.gae_lambda", "ppo.entropy_floor", "imitation.held_out", "iql.expectile", "iql.target_rate")
+SHARES += ("thresholds.ratio_low", "thresholds.ratio_share", "thresholds.entropy", "thresholds.decay")
+SHARES += ("thresholds.explained_variance", "governor.learned_share")
+SPECIAL = {
+    **dict.fromkeys(SHARES, 0.25),
+    "governor.collapsed_share": 0.95,
+    "task": "digits",
+    "algorithm": "iql",
+    "data_dir": "x",
+    "episodes": ("random",),
+    "plugins": ("json",),
+    "ppo.anneal_updates": 99,
+    "reward.scheme": "loss",
+    "policy.network": "factored",  # the only one without plugins
+}
+"""Values of settings that would not be valid if they were one larger."""
 
-    check(RunConfig)
+
+def another_value(setting: Setting) -> Any:
+    """A valid value that is not the one of the quick preset."""
+    value: Any = BASE
+    for name in setting.name.split("."):
+        value = getattr(value, name)
+    kind = plain_type(setting.type)
+    if setting.name in SPECIAL:
+        return SPECIAL[setting.name]
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != value)
+    if is_table(kind):
+        return {"intervention" if setting.name == "reward.weights" else "op": 2.0}
+    return not value if kind is bool else kind((value or 0) + 1)
+
+
+@pytest.mark.parametrize("setting", settings_of(RunConfig), ids=lambda setting: setting.name)
+def test_every_setting_has_a_help_text_a_flag_and_a_place_in_files(tmp_path, setting):
+    assert setting.help.endswith(".")
+    load_plugins(["json"])
+    value = another_value(setting)
+    flag = "--plugin" if setting.name == "plugins" else f"--{setting.name.replace('_', '-')}"
+    if value is True or value is False:
+        texts = [flag if value else f"--no-{flag[2:]}"]
+    elif isinstance(value, dict):
+        texts = [part for key, entry in value.items() for part in (f"{flag}.{key}", str(entry))]
+    else:
+        texts = [flag, *(value if isinstance(value, tuple) else [str(value)])]
+    others = NEEDS.get(setting.name.partition(".")[0], [])
+    (by_flag,) = parse_command(TrainCommand, [*others, *texts], prog="simic train").resolve()[0].values()
+    write(tmp_path / "a.json", json.dumps({"version": VERSION, **nest({setting.name: value})}))
+    arguments = [*others, "--config", str(tmp_path / "a.json")]
+    (by_file,) = parse_command(TrainCommand, arguments, prog="simic train").resolve()[0].values()
+    found = by_flag
+    for name in setting.name.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert by_file == by_flag
 
 
 # Files.
@@ -61,70 +114,22 @@ def write(path, text):
 
 def test_json_and_toml_say_the_same(tmp_path):
     one = write(
-        tmp_path / "a.json", '{"updates": 7, "task": "digits", "ppo": {"gamma": 0.9}, "reward": {"gamma": 0.9}}'
+        tmp_path / "a.json", '{"updates": 7, "task": "digits", "ppo": {"gamma": 0.9}, "reward": {"scale": 0.5}}'
     )
-    other = write(tmp_path / "a.toml", 'updates = 7\ntask = "digits"\nppo.gamma = 0.9\n[reward]\ngamma = 0.9\n')
+    other = write(tmp_path / "a.toml", 'updates = 7\ntask = "digits"\nppo.gamma = 0.9\n[reward]\nscale = 0.5\n')
     config = override(BASE, read_config(one))
     assert config == override(BASE, read_config(other))
-    assert (config.updates, config.task, config.ppo.gamma, config.reward.gamma) == (7, "digits", 0.9, 0.9)
+    assert (config.updates, config.task, config.ppo.gamma, config.reward.scale) == (7, "digits", 0.9, 0.5)
     assert config.ppo.learning_rate == BASE.ppo.learning_rate  # what is not named stays
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"udpates": 3}, "there is no setting 'udpates'; did you mean updates?"),
-        ({"ppo": {"lerning_rate": 1.0}}, "there is no setting 'ppo.lerning_rate'; did you mean ppo.learning_rate?"),
-        ({"learning_rate": 1.0}, "there is no setting 'learning_rate'; did you mean ppo.learning_rate?"),
-        ({"ppo": {"horizon": 9}}, "there is no setting 'ppo.horizon'; did you mean episode.horizon?"),
-        ({"governor": {"warm_up": 9}}, "there is no setting 'governor.warm_up'; did you mean thresholds.warm_up?"),
-        ({"horizn": 9}, "there is no setting 'horizn'; did you mean episode.horizon?"),
-        ({"zzzzzzzz": 1}, "there is no setting 'zzzzzzzz'; valid ones are task, data_dir, algorithm, "),
-        ({"ppo": 3}, "ppo must be a table of settings, got 3"),
-        ({"updates": "many"}, "updates must be int, got 'many'"),
-        ({"updates": 3.5}, "updates must be int, got 3.5"),
-        ({"rng_seed": 2**64}, "rng_seed must be a 64-bit number, got one of 20 digits"),
-        ({"updates": True}, "updates must be int, got True"),
-        ({"record": 1}, "record must be bool, got 1"),
-        ({"ppo": {"gamma": "high"}}, "ppo.gamma must be float, got 'high'"),
-        ({"ppo": {"gamma": True}}, "ppo.gamma must be float, got True"),
-        ({"ppo": {"target_kl": "none"}}, "ppo.target_kl must be float, got 'none'"),
-        ({"ppo": {"gamma": None}}, "ppo.gamma must be float, got None"),
-        ({"level": "debugg"}, "level has no choice 'debugg'; did you mean debug?"),
-        ({"task": "digit-cnn"}, "task has no choice 'digit-cnn'; did you mean digits-cnn?"),
-        ({"policy": {"core": "xx"}}, "policy.core has no choice 'xx'; valid ones are lstm, gru"),
-        ({"episodes": "heuristic"}, "episodes must be tuple, got 'heuristic'"),
-        ({"episodes": [1]}, "episodes must be str, got 1"),
-        ({"ppo": {"head_entropy": {"op": "x"}}}, "ppo.head_entropy.op must be float, got 'x'"),
-        ({"updates": 0}, "updates must be at least 1, got 0"),
-        ({"workers": -1}, "workers must not be negative, got -1"),
-        ({"ppo": {"gamma": 1.5}}, "ppo.gamma must be between 0 and 1, got 1.5"),
-        ({"ppo": {"learning_rate": float("nan")}}, "ppo.learning_rate must be above 0, got nan"),
-        ({"episode": {"horizon": 0}}, "episode.horizon must be at least 1, got 0"),
-        ({"algorithm": "iql"}, "algorithm iql learns from recorded episodes: name them with --episodes"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_what_is_right(settings, message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        override(BASE, settings)
-
-
-@pytest.mark.parametrize("part", ["ppo", "reward"])
-def test_there_is_one_gamma(part):
-    with pytest.raises(ValueError, match=r"gamma is .*, the learner's is .*; set both to one value"):
-        override(BASE, {part: {"gamma": 0.5}})
-    changed = override(BASE, {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}})
-    assert changed.ppo.gamma == changed.reward.gamma == 0.5
-
-
-def test_values_become_what_their_type_wants():
-    config = override(
-        BASE,
-        {"ppo": {"gamma": 1, "target_kl": None, "head_entropy": {"op": 2}}, "episodes": ["a", "b"], "algorithm": "iql"},
-    )
-    assert (type(config.ppo.gamma), config.ppo.target_kl, config.episodes) == (float, None, ("a", "b"))
-    assert config.ppo.head_entropy == {"op": 2.0}
-    assert override(BASE, {"lifecycle": {"max_seeds": 2}}).lifecycle.max_seeds == 2
+def test_there_is_one_gamma():
+    changed = override(BASE, {"ppo": {"gamma": 0.5}})
+    assert changed.ppo.gamma == changed.discounted_reward.gamma == 0.5
+    with pytest.raises(ValueError, match=r"^reward.gamma is not a setting: it follows ppo.gamma"):
+        override(BASE, {"reward": {"gamma": 0.5}})
+    with pytest.raises(ValueError, match=r"gamma is 0.5, the learner's is 0.99"):
+        RunConfig(reward=RewardConfig(gamma=0.5))
 
 
 @pytest.mark.parametrize(
@@ -155,27 +160,8 @@ def test_a_file_that_is_not_there(tmp_path):
             read_config(path)
 
 
-def test_a_refused_change_changes_nothing():
-    before = to_dict(BASE)
-    with pytest.raises(ValueError, match="no setting"):
-        override(BASE, {"updates": 3, "nonsense": 1})
-    assert to_dict(BASE) == before
-
-
-def test_nearest():
-    assert nearest("b.gamma", ["a.gamma", "a.beta"]) == "did you mean a.gamma?"
-    assert nearest("gamm", ["gamma", "beta"]) == "did you mean gamma?"
-    assert nearest("xyz", ["gamma", "beta"]) == "valid ones are gamma, beta"
-
-
-def test_differences_are_told_by_dotted_name():
-    one, other = {"a": 1, "b": {"c": 2, "d": [1]}, "e": 5}, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 6}
-    assert list(differences(one, other)) == [("b.c", 2, 3), ("e", 5, MISSING), ("f", MISSING, 6)]
-    assert list(differences(to_dict(BASE), to_dict(BASE))) == []
-
-
 def test_what_may_differ_when_resuming_exists():
-    assert set(RESUMABLE) <= {name for name, _, _ in differences(to_dict(RunConfig()), {})}
+    assert set(RESUMABLE) <= {setting.name for setting in settings_of(RunConfig)}
 
 
 def test_thresholds_are_settings_too():
@@ -183,64 +169,10 @@ def test_thresholds_are_settings_too():
     assert config.thresholds == Thresholds(kl_factor=9.0)
 
 
-# Where settings come from: preset, file, --fast-dev-run, flags; later ones win.
-
-
-def resolve(tmp_path, settings=None, **flags):
-    if settings is not None:
-        flags["config"] = write(tmp_path / "c.json", json.dumps(settings))
-    return TrainCommand(**flags).resolve()
-
-
-def test_later_sources_win(tmp_path):
-    file = {"updates": 100, "num_groups": 9, "rng_seed": 4}
-    assert resolve(tmp_path)[0] == BASE
-    config, sources = resolve(tmp_path, file, preset="standard", fast_dev_run=True, num_groups=3, level="debug")
-    assert config.updates == 2  # --fast-dev-run over the file
-    assert config.num_groups == 3  # a flag over all
-    assert config.rng_seed == 4  # the file over the preset
-    assert config.level == "debug"
-    assert config.keep == PRESETS["standard"][1].keep
-    path = tmp_path / "c.json"
-    assert sources == ["preset standard", f"file {path}", "--fast-dev-run", "flags --num-groups --level"]
-    assert resolve(tmp_path, file)[0].updates == 100
-
-
-def test_flags_reach_their_settings(tmp_path):
-    config, _ = resolve(
-        tmp_path, gamma=0.5, horizon=9, incubation="shadow", reward="sparse", learning_rate=0.1,
-        entropy_coefficient=0.3, record=True, tensorboard=True, wandb=True, episodes=("random",), algorithm="imitation",
-    )  # fmt: skip
-    assert config.ppo.gamma == config.reward.gamma == 0.5
-    assert (config.episode.horizon, config.lifecycle.incubation, config.reward.scheme) == (9, "shadow", "sparse")
-    assert (config.imitation.learning_rate, config.imitation.entropy_coefficient) == (0.1, 0.3)
-    assert config.ppo.learning_rate == BASE.ppo.learning_rate
-    ppo = resolve(tmp_path, learning_rate=0.1, entropy_coefficient=0.3)[0].ppo
-    assert (ppo.learning_rate, ppo.entropy_coefficient) == (0.1, 0.3)
-    assert (config.record, config.tensorboard, config.wandb) == (True, True, True)
-    assert (config.episodes, config.algorithm) == (("random",), "imitation")
-
-
-def test_a_flag_of_zero_counts(tmp_path):
-    config, sources = resolve(tmp_path, workers=0, rng_seed=0)
-    assert config.workers == 0
-    assert sources[-1] == "flags --rng-seed --workers"
-
-
-def test_a_run_that_is_resumed_by_its_path_keeps_its_settings(tmp_path):
-    saved = override(BASE, {"group_size": 5, "rng_seed": 8})
-    write(tmp_path / "config.json", json.dumps(to_dict(saved)))
-    config, sources = TrainCommand(resume=str(tmp_path), updates=99).resolve()
-    assert config == override(saved, {"updates": 99})
-    assert sources == [f"run {tmp_path}", "flags --updates"]
-    assert TrainCommand(resume="auto", out=tmp_path).resolve() == (saved, [f"run {tmp_path}"])
-    given = TrainCommand(resume="auto", out=tmp_path, preset="standard").resolve()[1]
-    assert given == ["preset standard"]  # what does not agree with the run is refused later
-    assert TrainCommand(resume="auto", out=tmp_path / "new").resolve()[1] == ["preset quick"]
-
-
 def test_episodes_are_not_ignored():
-    with pytest.raises(ValueError, match="ppo learns by trying, not from --episodes: add --algorithm imitation or iql"):
+    with pytest.raises(
+        ValueError, match="ppo plays its own episodes: leave out --episodes, or add --algorithm imitation or iql"
+    ):
         override(BASE, {"episodes": ["heuristic"]})
 
 
@@ -251,7 +183,7 @@ def test_episodes_are_not_ignored():
 @pytest.mark.parametrize("updates", [1, 7, 5000])
 def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, updates):
     """Annealing over a fixed number of updates would train all later ones at learning rate 0."""
-    config = override(PRESETS[name][1], {"updates": updates})
+    config = override(PRESETS[name].config, {"updates": updates})
     ppo = config.annealed_ppo
     assert ppo.learning_rate_schedule == "linear"
     schedule = Schedule(ppo)
@@ -263,7 +195,7 @@ def test_the_rate_of_every_update_is_above_zero_however_many_there_are(name, upd
 def test_an_annealing_length_of_one_s_own_is_kept_but_may_not_end_before_the_run():
     config = override(BASE, {"ppo": {"anneal_updates": 100}})
     assert Schedule(config.annealed_ppo).progress(50) == 0.5
-    message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* set it to null"
+    message = r"ppo.anneal_updates \(9\) is less than updates \(16\): the learning rate would be 0 .* to null"
     with pytest.raises(ValueError, match=message):
         override(BASE, {"ppo": {"anneal_updates": 9}})
     with pytest.raises(ValueError, match="less than updates"):
@@ -285,3 +217,43 @@ def test_settings_that_a_run_lacks_have_their_defaults(tmp_path):
     assert with_defaults(settings) == to_dict(config)
     with pytest.raises(ValueError, match=r"config.json: there is no setting 'rng_sed'; did you mean rng_seed\?"):
         read_run_config(write(tmp_path / "config.json", '{"rng_sed": 3}'))
+
+
+FILES = Path(__file__).parent / "data" / "files_of_0_1"
+
+
+def test_a_file_of_0_1_is_upgraded(tmp_path):
+    old = json.loads((FILES / "config.json").read_text())
+    config, missing = read_run_config(FILES / "config.json")
+    assert (config.rng_seed, config.ppo.gamma, config.discounted_reward.gamma) == (5, 1.0, 1.0)
+    assert "plugins" in missing
+    old |= {"task": "excerpts", "episodes": ["schedule", "heuristic"], "algorithm": "iql"}
+    old["reward"]["scheme"] = "thrifty"
+    upgraded, _ = read_run_config(write(tmp_path / "config.json", json.dumps(old)))
+    assert (upgraded.task, upgraded.reward.scheme) == ("subsets", "score_with_costs")
+    assert upgraded.episodes == ("plan", "heuristic")
+    assert with_defaults(old) == to_dict(upgraded)
+    assert old["task"] == "excerpts"  # what is upgraded is a copy
+
+
+def test_settings_have_a_version():
+    assert to_dict(BASE)["version"] == VERSION
+    assert upgrade(to_dict(BASE)) == to_tables(BASE)
+    assert upgrade({"version": 2, "task": "excerpts"}) == {"task": "excerpts"}  # of this version, so not renamed
+    assert upgrade({"reward": {"gamma": 0.9}}) == {"reward": {}, "ppo": {"gamma": 0.9}}
+    for settings, message in (
+        ({"version": 3}, "version must be at most 2, got 3: a newer simic wrote these settings"),
+        ({"reward": {"gamma": 0.9}, "ppo": {"gamma": 0.8}}, "reward.gamma is 0.9, ppo.gamma is 0.8"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            upgrade(settings)
+    assert upgrade({"reward": 3, "episode": [], "task": 4}) == {"reward": 3, "episode": [], "task": 4}
+
+
+def test_a_file_names_plugins_but_never_loads_them(tmp_path):
+    path = write(tmp_path / "config.json", json.dumps({"plugins": ["antigravity"], "reward": {"scheme": "mine"}}))
+    with pytest.raises(ValueError, match=r"config.json: .* not loaded: add --plugin antigravity"):
+        read_run_config(path)
+    assert "antigravity" not in sys.modules
+    with pytest.raises(ValueError, match="add --plugin antigravity"):
+        RunConfig(plugins=("antigravity",))

@@ -10,9 +10,10 @@ from torch import nn
 
 from simic import Action, GrowableModel, GrowthScheduler, ScriptedController
 from simic.cli import main
-from simic.config import PRESETS, override, read_config
+from simic.config import PRESETS, read_config
 from simic.control.learned import LearnedController
 from simic.lifecycle.stages import Stage
+from simic.settings import override
 from simic.storage.checkpoint import find_checkpoint
 from simic.telemetry.events import Update
 from simic.telemetry.reader import read_events

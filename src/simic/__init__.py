@@ -9,6 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simic.api import Comparison as Comparison
+    from simic.api import StopTraining as StopTraining
+    from simic.api import TrainingResult as TrainingResult
+    from simic.api import evaluate as evaluate
+    from simic.api import grow as grow
+    from simic.api import preset as preset
+    from simic.api import train as train
+    from simic.config import RunConfig as RunConfig
     from simic.control.baselines import RandomController as RandomController
     from simic.control.baselines import ScriptedController as ScriptedController
     from simic.control.baselines import WaitController as WaitController
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from simic.control.heuristic import HeuristicConfig as HeuristicConfig
     from simic.control.heuristic import HeuristicController as HeuristicController
     from simic.control.learned import LearnedController as LearnedController
+    from simic.control.registry import controller as controller
     from simic.growth.blueprints import SlotShape as SlotShape
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.blueprints import zeroed as zeroed
@@ -25,37 +34,50 @@ if TYPE_CHECKING:
     from simic.lifecycle.stages import IllegalActionError as IllegalActionError
     from simic.lifecycle.stages import LifecycleConfig as LifecycleConfig
     from simic.lifecycle.stages import Stage as Stage
+    from simic.plugins import load_plugins as load_plugins
+    from simic.policy.config import PolicyConfig as PolicyConfig
+    from simic.policy.network import ActorCritic as ActorCritic
+    from simic.policy.registry import policy_network as policy_network
+    from simic.rewards.schemes import RewardConfig as RewardConfig
+    from simic.rewards.schemes import reward as reward
+    from simic.rewards.schemes import reward_term as reward_term
+    from simic.rewards.transition import Transition as Transition
     from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
     from simic.storage.bundle import load_bundle as load_bundle
     from simic.storage.bundle import save_bundle as save_bundle
     from simic.tasks.data import Data as Data
+    from simic.tasks.registry import family as family
+    from simic.tasks.registry import task as task
     from simic.tasks.task import Task as Task
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Action": "lifecycle.actions",
-    "Data": "tasks.data",
-    "Facts": "control.facts",
-    "GrowableModel": "growth.model",
-    "GrowthScheduler": "scheduler.scheduler",
-    "HeuristicConfig": "control.heuristic",
-    "HeuristicController": "control.heuristic",
-    "IllegalActionError": "lifecycle.stages",
-    "LearnedController": "control.learned",
-    "LifecycleConfig": "lifecycle.stages",
-    "Op": "lifecycle.actions",
-    "RandomController": "control.baselines",
-    "ScriptedController": "control.baselines",
-    "SlotShape": "growth.blueprints",
-    "Stage": "lifecycle.stages",
-    "Task": "tasks.task",
-    "WaitController": "control.baselines",
-    "blueprint": "growth.blueprints",
-    "load_bundle": "storage.bundle",
-    "save_bundle": "storage.bundle",
-    "zeroed": "growth.blueprints",
+_NAMES: dict[str, str] = {
+    "api": "Comparison StopTraining TrainingResult evaluate grow preset train",
+    "config": "RunConfig",
+    "control.baselines": "RandomController ScriptedController WaitController",
+    "control.facts": "Facts",
+    "control.heuristic": "HeuristicConfig HeuristicController",
+    "control.learned": "LearnedController",
+    "control.registry": "controller",
+    "growth.blueprints": "SlotShape blueprint zeroed",
+    "growth.model": "GrowableModel",
+    "lifecycle.actions": "Action Op",
+    "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",
+    "plugins": "load_plugins",
+    "policy.config": "PolicyConfig",
+    "policy.network": "ActorCritic",
+    "policy.registry": "policy_network",
+    "rewards.schemes": "RewardConfig reward reward_term",
+    "rewards.transition": "Transition",
+    "scheduler.scheduler": "GrowthScheduler",
+    "storage.bundle": "load_bundle save_bundle",
+    "tasks.data": "Data",
+    "tasks.registry": "family task",
+    "tasks.task": "Task",
 }
+"""Public names by module."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 

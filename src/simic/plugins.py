@@ -1,7 +1,7 @@
-"""Plugins: modules of the user's that register tasks, rewards, blueprints, controllers or policies when imported.
+"""Plugins: modules of users that register tasks, rewards, blueprints, controllers or policy networks when imported.
 
-They are named with `--plugin MODULE` (or `simic.load_plugins`), or announced by an installed package under the entry
-point group `simic.plugins`. Saved files never name a module to import: a file from a stranger cannot run code.
+A plugin is loaded with `--plugin MODULE` (or `simic.load_plugins`), or announced by an installed package in the entry
+point group `simic.plugins`. Saved files never name a module to import: a downloaded file cannot run code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
+from pathlib import Path
 
 GROUP = "simic.plugins"
 _loaded: list[str] = []
@@ -21,7 +22,7 @@ class PluginError(ValueError):
 
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
-    """Import modules by name, once each, and what installed packages announce; the current directory is searched."""
+    """Import the plugins of installed packages, then these modules, each once; also from the current directory."""
     announced = sorted(point.value.partition(":")[0] for point in entry_points(group=GROUP))
     for name in (*announced, *modules):
         if name not in _loaded:
@@ -30,8 +31,14 @@ def load_plugins(modules: Iterable[str] = ()) -> None:
 
 
 def loaded_plugins() -> tuple[str, ...]:
-    """The plugins of this process, in order: worker processes load the same."""
+    """The plugins of this process, in the order they were loaded; worker processes load the same."""
     return tuple(_loaded)
+
+
+def plugin_files() -> tuple[Path, ...]:
+    """The source files of the loaded plugins: results depend on them."""
+    files = (getattr(sys.modules[name], "__file__", None) for name in _loaded)
+    return tuple(Path(file) for file in files if file is not None)
 
 
 def _import(name: str) -> None:
@@ -48,3 +55,11 @@ def _import(name: str) -> None:
         ) from None
     except Exception as error:
         raise PluginError(f"plugin {name} failed while it was imported ({type(error).__name__}: {error})") from error
+
+
+def check_plugins(names: Iterable[str]) -> None:
+    """Raise unless these plugins, which settings name, were loaded; settings alone never import a module."""
+    missing = [name for name in names if name not in _loaded]
+    if missing:
+        flags = " ".join(f"--plugin {name}" for name in missing)
+        raise PluginError(f"these settings need plugins that are not loaded: add {flags} (in Python: load_plugins)")

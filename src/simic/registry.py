@@ -1,8 +1,8 @@
-"""Registry: named things that simic ships and that users add. One registry per kind; nothing here loads torch.
+"""Registry: things that are chosen by name, those of simic and those of users. Nothing here loads torch.
 
-A kind's registry stands in its own room (`simic.tasks.registry`, `simic.control.registry`, ...) beside the decorator
-that users call (`@simic.task("mine")`). Built-ins register with the same decorator. What a name stands for is a
-function or class that is called when it is needed, so that names are known before torch is loaded.
+There is one registry per kind, beside the decorator that adds to it: `@simic.task("mine")`, `@simic.controller("mine")`
+and so on. Built-ins are registered with the same decorators. An entry is a function or class that is called when it is
+needed, so names are known before torch is loaded.
 """
 
 from __future__ import annotations
@@ -10,38 +10,45 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Entry = TypeVar("Entry")
 
-# What the command line uses as punctuation (`name=PATH,PATH`, `family:split`) cannot be part of a name.
+# The command line uses "," "=" and ":" as punctuation (`name=PATH,PATH`, `family:split`).
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Registry(Mapping[str, Entry]):
-    """Entries by name, in order of registration. An unknown name raises ValueError and names the nearest one."""
+    """Entries by name, in order of registration. Looking up an unknown name raises a ValueError with the nearest."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, Entry] = {}
+        self._homes: dict[str, tuple[str, str]] = {}
 
-    def add(self, name: str, entry: Entry) -> Entry:
-        """Register an entry; a name can be given once."""
+    def add(self, name: str, entry: Entry, source: Callable[..., Any]) -> None:
+        """Register what was made of `source`, a function or class. A name can be registered once.
+
+        The same source may be registered again, so that a notebook cell can be run twice.
+        """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"a {self.kind}'s name consists of letters, digits, '_', '.' and '-', got {name!r}")
-        if name in self._entries:
-            raise ValueError(f"a {self.kind} named {name!r} exists already; choose another name")
-        self._entries[name] = entry
-        return entry
-
-    def register(self, name: str) -> Callable[[Entry], Entry]:
-        """A decorator that registers what it decorates, and returns it unchanged."""
-        return lambda entry: self.add(name, entry)
+        home = (source.__module__, source.__qualname__)
+        if self._homes.get(name, home) != home:
+            raise ValueError(
+                f"a {self.kind} named {name!r} exists already (in {self._homes[name][0]}); choose another name"
+            )
+        self._entries[name], self._homes[name] = entry, home
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
             raise ValueError(f"there is no {self.kind} named {name!r}; {nearest(name, self._entries)}")
         return self._entries[name]
+
+    def check(self, setting: str, name: str) -> None:
+        """Raise unless `name`, the value of a setting, is registered."""
+        if name not in self._entries:
+            raise ValueError(f"{setting} has no choice {name!r}; {nearest(name, self._entries)}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -54,7 +61,7 @@ class Registry(Mapping[str, Entry]):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for a name that is not valid: the closest that is, or all of them."""
+    """A hint for an invalid name: the closest valid one, or all of them."""
     valid = list(valid)
     ends = [own for own in valid if own.rpartition(".")[2] == name.rpartition(".")[2]]
     close = ends[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)

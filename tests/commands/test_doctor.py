@@ -5,12 +5,12 @@ import torch
 
 import simic
 from simic.commands import doctor
-from simic.commands.doctor import print_diagnosis
+from simic.commands.doctor import DoctorCommand
 from simic.training import build
 
 
 def test_this_machine_can_run_simic(capsys):
-    assert print_diagnosis() == 0
+    assert DoctorCommand().run() == 0
     said = capsys.readouterr().out
     for part in (f"simic-rl {simic.__version__}", f"torch {torch.__version__}", "CPU cores", "GB of memory", "on disk"):
         assert part in said
@@ -21,13 +21,13 @@ def test_this_machine_can_run_simic(capsys):
     ("module", "name", "value", "line"),
     [
         (doctor, "NEEDED_MEMORY", 2**60, "GB of memory"),
-        (doctor, "FREE_BYTES", 2**60, "GB free on disk"),
+        (build, "FREE_BYTES", 2**60, "GB free on disk"),
         (build, "PACKAGES", ("torch", "no-such-package"), "no-such-package not installed"),
     ],
 )
 def test_what_is_missing_is_marked(capsys, monkeypatch, module, name, value, line):
     monkeypatch.setattr(module, name, value)
-    assert print_diagnosis() == 4
+    assert DoctorCommand().run() == 4
     (missing,) = (text for text in capsys.readouterr().out.splitlines() if text.startswith("missing"))
     assert line in missing
 
@@ -35,6 +35,6 @@ def test_what_is_missing_is_marked(capsys, monkeypatch, module, name, value, lin
 @pytest.mark.parametrize("there", [True, False])
 def test_data_that_not_every_run_needs_is_optional(capsys, monkeypatch, tmp_path, there):
     monkeypatch.setattr(doctor, "FASHION_DIR", tmp_path if there else tmp_path / "nowhere")
-    assert print_diagnosis() == 0
+    assert DoctorCommand().run() == 0
     expected = f"found in {tmp_path}" if there else "not found: install Debian's dataset-fashion-mnist"
     assert f"Fashion-MNIST {expected}" in capsys.readouterr().out

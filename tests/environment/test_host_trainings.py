@@ -17,7 +17,8 @@ from simic.rewards.schemes import RewardConfig
 from simic.rewards.score import POINTS
 from simic.stacked.data import StackedData
 from simic.stacked.optimizer import OptimizerConfig
-from simic.tasks.task import Task, evaluate, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task, evaluate
 
 TASK = make_task("teacher-mlp", width=4, num_slots=2, train_size=64)
 HORIZON = 6
@@ -221,7 +222,7 @@ def same_future(one: HostTrainings, other: HostTrainings, actions: list[Action])
 
 
 def test_a_new_episode_is_as_if_there_had_been_no_other():
-    task = replace(TASK, draws=replace(TASK.draws, rate_factor=(0.2, 5.0)))
+    task = replace(TASK, variation=replace(TASK.variation, rate_factor=(0.2, 5.0)))
     used, fresh = new_trainings((7, 8, 9), task), new_trainings((1, 2, 3), task)
     for action in (GROW, WAIT, Action("prune", "stem")):
         used.step(rows(used, action))
@@ -358,7 +359,7 @@ def test_with_many_seeds_shares_are_sampled_from_each_hosts_own_rng_seed():
 
 
 def test_nothing_but_the_test_quality_sees_the_test_split():
-    other = replace(TASK, draws=replace(TASK.draws, problems=()))
+    other = replace(TASK, variation=replace(TASK.variation, problems=()))
     data = other.data
     flipped = replace(other, data=replace(data, test_x=-data.test_x, test_y=(data.test_y + 1) % data.num_classes))
     one, two = new_trainings(task=other), new_trainings(task=flipped)

@@ -16,7 +16,6 @@ from simic.evaluation.candidates import (
     ShuffledController,
     count_parameters,
     derangement,
-    find_task,
     inputs_of,
     most_frequent,
     plant_fossils,
@@ -84,7 +83,7 @@ def test_a_wider_host_learns_the_same_data():
 
 @pytest.mark.parametrize("name", [NamedTask("mlp", "train", 3), NamedTask("digits-cnn"), NamedTask("mnist1d-cnn")])
 def test_hosts_of_families_and_presets_come_in_any_width(name):
-    task = find_task(name)
+    task = name.find()
     assert task.host_of_width is not None
     own = count_parameters(task.make_host)
     width = width_for(task.host_of_width, own)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers.tiny_comparison import EAGER, make_task, of, save_network
 
-from simic import GrowableModel, GrowthScheduler, evaluation, pretrained
+from simic import GrowableModel, GrowthScheduler, pretrained
+from simic.api import evaluate
 from simic.cli import main
 from simic.control.registry import make_controller
-from simic.evaluation import candidates, comparison
-from simic.evaluation.comparison import evaluate
-from simic.evaluation.parsing import ABLATIONS
+from simic.evaluation import comparison
+from simic.evaluation.parsing import ABLATIONS, NamedTask
 from simic.lifecycle.actions import Op
 
 KEYS = [
@@ -34,7 +34,7 @@ KEYS = [
 
 
 def compare(*controllers: str, rng_seeds: Any = range(3), horizon: int = 12, **options: Any) -> dict[str, Any]:
-    return evaluate(controllers, ["spirals-mlp"], list(rng_seeds), horizon=horizon, **options)
+    return evaluate(controllers, ["spirals-mlp"], rng_seeds=list(rng_seeds), horizon=horizon, **options).results
 
 
 def test_results_hold_every_episode_once(tiny_comparison_task):
@@ -57,7 +57,7 @@ def test_all_lead_the_same_hosts_however_they_are_grouped(tiny_comparison_task):
 
 def test_workers_change_nothing():
     here, there = (
-        evaluate(["wait", "random"], ["mlp:train"], [0, 1], num_tasks=1, horizon=2, workers=workers)
+        evaluate(["wait", "random"], ["mlp:train"], rng_seeds=2, num_tasks=1, horizon=2, workers=workers).results
         for workers in (0, 1)
     )
     assert here == there
@@ -117,6 +117,15 @@ def test_other_settings_use_no_part_of_these(tiny_comparison_task, tmp_path, gro
     assert parts() == before
 
 
+def test_a_registered_controller_or_task_whose_file_changed_is_evaluated_again(
+    tiny_comparison_task, tmp_path, monkeypatch
+):
+    for source, parts in (("as it was", 1), ("as it was", 1), ("changed", 2)):
+        monkeypatch.setattr(comparison, "_source", lambda module, source=source: source)
+        compare("wait", out=tmp_path)
+        assert len(list((tmp_path / "parts").iterdir())) == parts
+
+
 # What derives from a learned controller.
 
 
@@ -125,8 +134,7 @@ def ablated(tmp_path_factory) -> dict[str, Any]:
     """A policy that does not look, and all that derives from it."""
     path, task = save_network(tmp_path_factory.mktemp("ablated") / "p", EAGER), make_task()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (comparison, candidates):
-            patch.setattr(module, "find_task", lambda name: task)
+        patch.setattr(NamedTask, "find", lambda self: task)
         return compare("wait", f"p={path}", ablations=True, rng_seeds=range(4))
 
 
@@ -311,9 +319,3 @@ def test_the_pretrained_controller_is_found_everywhere(tiny_comparison_task, gro
     results = compare("pretrained", f"p={grower}", rng_seeds=[0, 1])
     assert of(results, "pretrained") == of(results, "p")
     assert results["controllers"]["pretrained"]["kind"] == "learned"
-
-
-def test_evaluate_is_public():
-    assert evaluation.evaluate is evaluate
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = evaluation.nonsense

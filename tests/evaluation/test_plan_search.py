@@ -5,6 +5,7 @@ import pytest
 
 from simic.control.plan import Plan
 from simic.evaluation import plan_search
+from simic.evaluation.parsing import NamedTask
 from simic.evaluation.plan_search import STACK, Trial, grid, play_trial, search_plan
 
 
@@ -41,10 +42,10 @@ def test_a_budget_that_is_too_small_is_told():
 def test_every_plan_leads_its_own_copies_of_the_same_hosts(monkeypatch):
     from helpers.tiny_comparison import make_settings, make_task
 
-    monkeypatch.setattr(plan_search, "find_task", lambda name: make_task())
+    monkeypatch.setattr(NamedTask, "find", lambda self: make_task())
     common = (make_settings(horizon=8).episode, make_settings().lifecycle)
     never, grows = Plan(max_seeds=0), Plan(first=0, size=1.0)
-    trial = Trial(None, (0, 1), (never, grows, never))  # pyright: ignore[reportArgumentType]
+    trial = Trial(NamedTask("tiny"), (0, 1), (never, grows, never))
     first, second, third = play_trial(common, trial)
     assert first == third != second
     assert len(first) == 2

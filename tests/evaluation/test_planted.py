@@ -8,10 +8,9 @@ from helpers.tiny_comparison import make_data, make_task, of
 from torch import nn
 
 from simic import pretrained
+from simic.api import evaluate
 from simic.control.plan import Plan
-from simic.evaluation.comparison import evaluate
-from simic.growth import blueprints
-from simic.registry import Registry
+from simic.growth.blueprints import BLUEPRINTS
 from simic.tasks.task import Task
 
 pytestmark = pytest.mark.slow
@@ -31,7 +30,7 @@ def lead(results: dict[str, Any], label: str, other: str) -> float:
 
 
 def compare(*controllers: str) -> dict[str, Any]:
-    return evaluate(controllers, ["spirals-mlp"], range(8), horizon=24)
+    return evaluate(controllers, ["spirals-mlp"], rng_seeds=8, horizon=24).results
 
 
 def save_plan(path, **plan: Any) -> str:
@@ -74,10 +73,8 @@ def test_where_growth_always_pays_who_grows_wins(compete_on, tmp_path):
 @pytest.fixture
 def two_blueprints(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is linear, as the blind host is, and one that is not."""
-    registry = Registry("blueprint")
-    for name in ("low_rank", "mlp_small"):
-        registry.add(name, blueprints.BLUEPRINTS[name])
-    monkeypatch.setattr(blueprints, "BLUEPRINTS", registry)
+    kept = {name: entry for name, entry in BLUEPRINTS.items() if name in ("low_rank", "mlp_small")}
+    monkeypatch.setattr(BLUEPRINTS, "_entries", kept)
 
 
 def test_where_one_blueprint_pays_it_is_the_one(compete_on, two_blueprints, tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import simic
-from simic.growth.blueprints import BLUEPRINTS, SlotShape, blueprints_for, count_parameters, get_blueprint
+from simic.growth.blueprints import BLUEPRINTS, SlotShape, blueprints_for, count_parameters
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import Action
 
@@ -46,7 +46,7 @@ BOTH_WAYS = SlotShape("sequence", 16, causal=False)
 )
 def test_parameters_by_hand(name, shape, parameters):
     assert count_parameters(name, shape) == parameters
-    assert sum(p.numel() for p in get_blueprint(name).build(shape).parameters()) == parameters
+    assert sum(p.numel() for p in BLUEPRINTS[name].build(shape).parameters()) == parameters
 
 
 def test_every_topology_has_its_blueprints():
@@ -77,7 +77,7 @@ def test_every_blueprint_fits_slots_of_any_width(name, features):
 
 @pytest.mark.parametrize("name", blueprints_for({"sequence"}))
 def test_sequence_blueprints_do_not_look_ahead(name):
-    branch = get_blueprint(name).build(SEQUENCE)
+    branch = BLUEPRINTS[name].build(SEQUENCE)
     with torch.no_grad():
         for parameter in branch.parameters():
             parameter.normal_(0, 0.5)
@@ -92,7 +92,7 @@ def test_sequence_blueprints_do_not_look_ahead(name):
 
 @pytest.mark.parametrize("name", ["causal_conv", "attention"])
 def test_sequence_blueprints_look_both_ways_in_a_bidirectional_slot(name):
-    branch = get_blueprint(name).build(BOTH_WAYS)
+    branch = BLUEPRINTS[name].build(BOTH_WAYS)
     with torch.no_grad():
         for parameter in branch.parameters():
             parameter.normal_(0, 0.5)
@@ -116,7 +116,7 @@ def test_slot_shapes_speak():
 # Registration.
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 def test_names_and_topologies_are_checked():
     with pytest.raises(ValueError, match="'norm' exists already"):
         simic.blueprint("norm", topology="conv")(lambda shape: torch.nn.Identity())
@@ -126,7 +126,7 @@ def test_names_and_topologies_are_checked():
 
 def test_an_unknown_blueprint_lists_close_matches():
     with pytest.raises(ValueError, match="there is no blueprint named 'mlp_smal'; did you mean mlp_small"):
-        get_blueprint("mlp_smal")
+        BLUEPRINTS["mlp_smal"]
 
 
 # Blueprints of the user's own.
@@ -139,7 +139,7 @@ def make_host() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 def test_a_blueprint_in_one_function_grows_learns_and_exports():
     @simic.blueprint("wide", topology="features")
     def wide(shape):
@@ -188,7 +188,7 @@ def fails_to_build(shape):
     raise RuntimeError("boom")
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -237,7 +237,7 @@ def test_a_blueprint_of_another_topology_is_refused_with_those_that_fit():
     assert fits["mlp"] == (False, True)
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 def test_a_newborn_seed_s_own_statistics_are_untouched_by_the_check():
     @simic.blueprint("with_batch_norm", topology="features")
     def build(shape):

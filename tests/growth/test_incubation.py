@@ -272,7 +272,7 @@ def test_a_seed_in_training_that_overflows_does_not_reach_the_host_s_loss(incuba
     assert torch.equal(loss, twin_loss)
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
 def test_a_seed_with_dropout_leaves_the_host_s_dropout_masks_alone(incubation):
     @simic.blueprint("with_dropout", topology="features")

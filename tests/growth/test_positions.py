@@ -165,7 +165,7 @@ def test_a_decoder_does_not_take_the_mask_of_its_encoder():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("blueprint", MIXING)
 def test_a_sample_of_padding_alone_stays_finite(blueprint, causal):
-    branch = simic.growth.blueprints.get_blueprint(blueprint).build(simic.SlotShape("sequence", 4, causal=causal))
+    branch = simic.growth.blueprints.BLUEPRINTS[blueprint].build(simic.SlotShape("sequence", 4, causal=causal))
     branch.keep = torch.tensor([[False, False], [False, True]])
     for parameter in branch.parameters():
         nn.init.normal_(parameter)
@@ -176,7 +176,7 @@ def test_a_sample_of_padding_alone_stays_finite(blueprint, causal):
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in branch.parameters())
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 def test_a_blueprint_that_does_not_ask_for_the_mask_is_named_once():
     class Mean(nn.Module):
         def __init__(self, features: int) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from simic.environment.config import EpisodeConfig
 from simic.gymnasium.single_env import GrowthEnv
-from simic.tasks.task import make_task
+from simic.tasks.registry import make_task
 
 pytestmark = pytest.mark.slow
 env_checker = pytest.importorskip("stable_baselines3.common.env_checker")

@@ -10,7 +10,7 @@ from simic.environment.config import EpisodeConfig
 from simic.gymnasium.single_env import ENV_ID, GrowthEnv
 from simic.gymnasium.vector_env import GrowthVectorEnv
 from simic.lifecycle.actions import HEADS
-from simic.tasks.task import make_task
+from simic.tasks.registry import make_task
 
 TASK = make_task("teacher-mlp", width=4, num_slots=2, train_size=64)
 SHORT = EpisodeConfig(horizon=3)

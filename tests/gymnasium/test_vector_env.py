@@ -20,7 +20,8 @@ from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Action, O
 from simic.lifecycle.slots import SlotState, check_actions
 from simic.lifecycle.stages import INCUBATIONS, IllegalActionError, LifecycleConfig
 from simic.rewards.schemes import SCHEMES, RewardConfig
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task
 
 HORIZON = 5
 
@@ -395,7 +396,7 @@ def check_episodes(env: GrowthVectorEnv, decisions: int, rng_seed: int) -> None:
         assert not info["illegal"].any()
         assert np.isfinite(reward).all()
         assert (np.abs(reward) <= config.bound).all()
-        np.testing.assert_allclose(sum(info["reward_terms"][name] for name in SCHEMES[config.scheme]), reward)
+        np.testing.assert_allclose(sum(info["reward_terms"][name] for name in SCHEMES[config.scheme]()), reward)
         assert info["op_mask"][:, Op.WAIT].all()
         earned += reward
         now = np.where(ended, info["final_info"]["score"], info["score"]) if ended.any() else info["score"]

@@ -41,8 +41,8 @@ PATIENCE = 120.0
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(
     [
-        *("pytest", "simic.cli", "simic.training.start", "sklearn.datasets", "torch._dynamo"),
-        *("simic.evaluation", "simic.dashboard.run_report", "simic.training.grow_task", "simic.commands.inspection"),
+        *("pytest", "simic.cli", "simic.api", "sklearn.datasets", "torch._dynamo"),
+        *("simic.evaluation", "simic.dashboard.run_report", "simic.training.grow_task", "simic.commands.runs"),
         "matplotlib.backends.backend_svg",
     ]
 )

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simic.config import PRESETS, RunConfig, override
+from simic.config import PRESETS, RunConfig
 from simic.environment.episodes import EpisodeRecord, PolicyRecord, TwinRecord
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import SlotState
+from simic.settings import override
 from simic.storage.checkpoint import find_checkpoint
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.data import Data
@@ -82,7 +83,7 @@ def play_run(
     with directory.lock():
         run = build_run(make_config(**changes), directory, resume=resume, quiet=True, say=lambda text: None)
         plant(run)
-        return train(run), run
+        return train(run).exit_code, run
 
 
 def told(path: Path, kind: type[E]) -> list[E]:

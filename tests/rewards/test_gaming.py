@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simic.rewards.gaming import REASONS, detect
+from simic.rewards.gaming import detect
 
 NAN = float("nan")
 
@@ -19,7 +19,7 @@ def found(contribution: list[float], gain: list[float], judged: bool | list[bool
     return {reason: flag[:, 0, 1].tolist() for reason, flag in flags.items()}
 
 
-QUIET = {reason: [False] * 5 for reason in REASONS}
+QUIET = {reason: [False] * 5 for reason in ("overclaiming", "indispensable")}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,3 @@ def test_hosts_and_slots_are_judged_on_their_own():
     gain = np.array([[0.0, 0.2]] * 3)  # the second host gains enough
     flags = detect(contribution, gain, np.ones((3, 2, 2), dtype=bool))
     assert flags["overclaiming"][2].tolist() == [[False, True], [False, False]]
-
-
-def test_every_reason_is_said_in_words():
-    assert all(len(text) > 20 for text in REASONS.values())

@@ -14,7 +14,8 @@ from simic import Action, GrowableModel, blueprint, zeroed
 from simic.environment.host_trainings import HostTrainings
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
-from simic.tasks.task import Task, accuracy, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task, accuracy
 
 SLOTS = ("stem", "block1")
 RNG_SEEDS = (3, 14, 15)
@@ -493,7 +494,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("case", BRANCHES)
-def test_a_blueprint_that_cannot_be_stacked_is_refused_and_nothing_changes(case, own_blueprints):
+def test_a_blueprint_that_cannot_be_stacked_is_refused_and_nothing_changes(case, own_names):
     build, words = BRANCHES[case]
     blueprint("own", topology="features")(build)
     stacked, rows = germinate("own")
@@ -506,7 +507,7 @@ def test_a_blueprint_that_cannot_be_stacked_is_refused_and_nothing_changes(case,
 
 
 @pytest.mark.parametrize("name", ["mlp", "own"])
-def test_a_blueprint_that_can_is_checked_without_a_trace(name, own_blueprints):
+def test_a_blueprint_that_can_is_checked_without_a_trace(name, own_names):
     blueprint("own", topology="features")(branch(hooked, tied_inside))
     stacked, rows = germinate(name)
     torch.manual_seed(0)

@@ -2,13 +2,12 @@
 
 import pickle
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 
-from simic.tasks import DEFAULT_FAMILY, FamilyName
-from simic.tasks.families import FAMILIES, SPLITS, Ranges, TaskFamily, find_family
+from simic.tasks.families import MLP, Ranges, TaskFamily
+from simic.tasks.registry import FAMILIES, SPLITS, find_task
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
@@ -21,7 +20,7 @@ def architecture(task) -> tuple:
 @pytest.mark.parametrize("split", SPLITS)
 def test_tasks_fit_together(name, split):
     for rng_seed in range(6):
-        task = find_family(name).draw_task(rng_seed, split)
+        task = find_task(name, split=split, rng_seed=rng_seed)
         host = task.make_host()
         segments = [segment for segment, _ in host.named_children()]
         assert list(task.slots) == segments[: len(task.slots)]
@@ -33,25 +32,24 @@ def test_tasks_fit_together(name, split):
 
 @EVERY
 def test_the_rng_seed_decides_the_task(name):
-    family = find_family(name)
-    first, again = family.draw_task(4), family.draw_task(4)
+    first, again = find_task(name, rng_seed=4), find_task(name, rng_seed=4)
     assert architecture(first) == architecture(again)
     assert first.traits == again.traits
     assert torch.equal(first.data.train_x, again.data.train_x)
     assert torch.equal(first.draw(2).data.train_y, again.draw(2).data.train_y)
-    assert len({architecture(family.draw_task(rng_seed)) for rng_seed in range(30)}) > 12
+    assert len({architecture(find_task(name, rng_seed=rng_seed)) for rng_seed in range(30)}) > 12
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "mixed"])
 def test_generated_tasks_have_data_of_their_own(name):
-    tasks = [find_family(name).draw_task(rng_seed, split) for rng_seed in range(8) for split in SPLITS]
+    tasks = [find_task(name, split=split, rng_seed=rng_seed) for rng_seed in range(8) for split in SPLITS]
     samples = {tuple(task.draw(0).data.train_x[0].flatten().tolist()) for task in tasks}
     assert len(samples | {tuple(task.data.train_x[0].flatten().tolist()) for task in tasks}) == 2 * len(tasks)
     assert {task.steps_per_host_epoch for task in tasks} == {8}
 
 
 def test_mixed_draws_what_mlp_and_cnn_draw():
-    tasks = [find_family("mixed").draw_task(rng_seed) for rng_seed in range(300)]
+    tasks = [find_task("mixed", rng_seed=rng_seed) for rng_seed in range(300)]
     pictures = [task.data.train_x.ndim > 2 for task in tasks]
     assert sum(pictures) / len(tasks) == pytest.approx(0.2, abs=0.07)
     for task, picture in zip(tasks, pictures, strict=True):
@@ -59,7 +57,7 @@ def test_mixed_draws_what_mlp_and_cnn_draw():
 
 
 def test_excerpts_are_clean_samples_of_two_data_sets():
-    tasks = [find_family("subsets").draw_task(rng_seed) for rng_seed in range(60)]
+    tasks = [find_task("subsets", rng_seed=rng_seed) for rng_seed in range(60)]
     hosts = [task.draw(0).traits for task in tasks]
     assert {(host["concept"], host["classes"]) for host in hosts} == {("digits", 10), ("mnist1d", 10), ("mnist1d", 5)}
     assert {(host["data_size"], host["label_noise"]) for host in hosts} == {(1024, 0.0)}
@@ -70,7 +68,7 @@ def test_excerpts_are_clean_samples_of_two_data_sets():
 def test_splits_share_neither_architectures_nor_difficulties(name):
     widths, cells, depths = {}, {}, {}
     for split in SPLITS:
-        tasks = [find_family(name).draw_task(rng_seed, split) for rng_seed in range(40)]
+        tasks = [find_task(name, split=split, rng_seed=rng_seed) for rng_seed in range(40)]
         hosts = [task.draw(rng_seed).traits for task in tasks for rng_seed in range(6)]
         widths[split] = {traits["width"] for traits in hosts}
         depths[split] = {traits["depth"] for traits in hosts}
@@ -85,18 +83,19 @@ def test_splits_share_neither_architectures_nor_difficulties(name):
 
 @EVERY
 def test_splits_draw_from_different_streams(name):
-    family = find_family(name)
     # With equal ranges the hosts of two splits would still differ.
-    draws = [replace(family.draw_task(3, split).draws, problems=(), data_share=(0.5,)) for split in SPLITS]
-    data = find_family("digits").draw_task(0).data
-    labels = [each.host(data, 0.1, rng_seed=0).data.train_y for each in draws]
+    variations = [
+        replace(find_task(name, split=split, rng_seed=3).variation, problems=(), data_share=(0.5,)) for split in SPLITS
+    ]
+    data = find_task("digits").data
+    labels = [each.host(data, 0.1, rng_seed=0).data.train_y for each in variations]
     assert not torch.equal(labels[0], labels[1])
     assert not torch.equal(labels[0], labels[2])
     assert not torch.equal(labels[1], labels[2])
 
 
 def test_digits_hosts_share_what_is_not_drawn():
-    task = find_family("digits").draw_task(0)
+    task = find_task("digits")
     hosts = [task.draw(rng_seed).data for rng_seed in range(20)]
     assert all(host.test_x is task.data.test_x for host in hosts)
     assert any(host is task.data for host in hosts)
@@ -104,35 +103,33 @@ def test_digits_hosts_share_what_is_not_drawn():
 
 
 def test_tasks_travel_to_other_processes():
-    task = find_family("mlp").draw_task(0)
+    task = find_task("mlp")
     copy = pickle.loads(pickle.dumps(task))
     assert str(copy.make_host()) == str(task.make_host())
     assert torch.equal(copy.draw(1).data.train_x, task.draw(1).data.train_x)
 
 
 def test_families_are_found_by_name():
-    assert find_family().name == DEFAULT_FAMILY == "mlp"
-    assert set(FAMILIES) == set(get_args(FamilyName))
-    assert all(family.name == name and family.description for name, family in FAMILIES.items())
-    with pytest.raises(ValueError, match="no task family is named 'digit'; did you mean digits"):
-        find_family("digit")
-    with pytest.raises(
-        ValueError, match="no task family is named 'xyz'; did you mean mlp, cnn, mixed, subsets, digits"
-    ):
-        find_family("xyz")
+    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "digits"]
+    assert find_task("mlp", split="validation", rng_seed=4).name == "mlp-validation-4"
+    assert find_task("spirals-mlp", split="validation", rng_seed=4).name == "spirals-mlp"
+    with pytest.raises(ValueError, match="task has no choice 'digit'; did you mean digits"):
+        find_task("digit")
+    with pytest.raises(ValueError, match="task has no choice 'xyz'; valid ones are mlp, cnn, mixed, subsets"):
+        find_task("xyz")
 
 
 def family_of(**ranges: tuple[Ranges, ...]) -> TaskFamily:
-    return TaskFamily(name="own", description="", ranges=ranges)
+    return TaskFamily(ranges=ranges)
 
 
 def test_bad_arguments_are_refused():
-    ranges = FAMILIES["mlp"].ranges
+    ranges = MLP.ranges
     with pytest.raises(ValueError, match="split must be one of train, validation, held_out, got 'test'"):
-        find_family().draw_task(0, "test")
+        find_task("mlp", split="test")
     with pytest.raises(ValueError, match="rng_seed must not be negative, got -1"):
-        find_family().draw_task(-1)
-    with pytest.raises(ValueError, match="family own needs ranges for train, validation, held_out, got train"):
+        find_task("mlp", rng_seed=-1)
+    with pytest.raises(ValueError, match="a family needs ranges for train, validation, held_out, got train"):
         family_of(train=ranges["train"])
     shared = (*ranges["held_out"], replace(ranges["held_out"][0], widths=(6, 50)))
     with pytest.raises(ValueError, match=r"splits must not share widths, got \[6\] in train and held_out"):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from simic.tasks.data import Data
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task
 from simic.tasks.variation import HostVariation
 
 SPLITS = ("train", "validation", "test")
@@ -20,7 +21,7 @@ def tensors(data: Data) -> list[torch.Tensor]:
 
 
 def digits(**fields) -> Task:
-    return replace(make_task("digits-mlp"), draws=HostVariation(**fields))
+    return replace(make_task("digits-mlp"), variation=HostVariation(**fields))
 
 
 @GENERATED
@@ -47,7 +48,7 @@ def test_difficulties_differ_from_host_to_host():
 
 
 def test_drawing_leaves_every_global_generator_alone():
-    task = replace(make_task("teacher-mlp"), draws=replace(make_task("teacher-mlp").draws, label_noise=(0.3,)))
+    task = replace(make_task("teacher-mlp"), variation=replace(make_task("teacher-mlp").variation, label_noise=(0.3,)))
     states = [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(int))]  # noqa: NPY002
     state = random.getstate()
     task.draw(0)
@@ -87,7 +88,7 @@ def test_rates_of_wrong_labels_are_equally_likely():
 
 def test_every_token_may_be_wrong():
     task = replace(
-        make_task("chars-transformer", train_size=50), draws=HostVariation(label_noise=(0.5,), data_share=(0.5,))
+        make_task("chars-transformer", train_size=50), variation=HostVariation(label_noise=(0.5,), data_share=(0.5,))
     )
     host = task.draw(0)
     assert host.data.train_y.shape == (50, 32)
@@ -113,7 +114,7 @@ def test_a_smaller_data_size_repeats_distinct_samples():
 
 
 def test_learning_rates_are_uniform_in_the_logarithm():
-    task = replace(make_task("digits-mlp"), learning_rate=0.01, draws=HostVariation(rate_factor=(0.1, 10.0)))
+    task = replace(make_task("digits-mlp"), learning_rate=0.01, variation=HostVariation(rate_factor=(0.1, 10.0)))
     exponents = np.log10([task.draw(rng_seed).learning_rate for rng_seed in range(200)])
     assert exponents.min() >= -3
     assert exponents.max() <= -1

@@ -26,6 +26,6 @@ def test_hosts_go_by_the_config():
     assert (setup.episode, setup.lifecycle, setup.reward, setup.governor) == (
         config.episode,
         config.lifecycle,
-        config.reward,
+        config.discounted_reward,
         config.governor,
     )

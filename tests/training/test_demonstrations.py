@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import tiny_run
 
+from simic.api import train
 from simic.control.learned import LearnedController
 from simic.control.plan import Plan
 from simic.lifecycle.actions import Op
@@ -21,7 +22,7 @@ from simic.training import demonstrations
 from simic.training.build import make_agent, make_setup
 from simic.training.demonstrations import flat, play_fresh
 from simic.training.episodes import GroupJob, learner_arrays, make_trainings
-from simic.training.start import start
+from simic.training.result import TrainingResult
 from simic.training.used_settings import reads
 
 
@@ -34,8 +35,12 @@ def short_lessons(monkeypatch):
 SHORT = {"imitation": {"passes": 3}, "iql": {"steps": 6}}
 
 
+def run(path: Path, *, init: Path | None = None, **changes: Any) -> TrainingResult:
+    return train(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), out=path, init=init)
+
+
 def learn(path: Path, *, init: Path | None = None, **changes: Any) -> int:
-    return start(tiny_run.make_config(**tiny_run.merged(SHORT, changes)), path, init=init, quiet=True)
+    return run(path, init=init, **changes).exit_code
 
 
 FIGURES = {"imitation": "head_accuracy/op", "iql": "policy_loss"}
@@ -68,18 +73,19 @@ def test_a_controller_is_learned_end_to_end(tmp_path, tiny_task, algorithm, sour
     learned = LearnedController.load(path / "controller.safetensors").network
     assert not tiny_run.same(dict(learned.state_dict()), dict(fresh.plain.state_dict()))
     # And it is a start for PPO.
-    code = start(tiny_run.make_config(updates=1), tmp_path / "ppo", init=path / "controller.safetensors", quiet=True)
-    assert code == 0
+    result = train(tiny_run.make_config(updates=1), out=tmp_path / "ppo", init=path / "controller.safetensors")
+    assert result.status == "done"
 
 
 @pytest.mark.parametrize("algorithm", ["imitation", "iql"])
-def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, capsys, algorithm):
+def test_lessons_that_diverge_end_with_3_and_a_checkpoint(tmp_path, tiny_task, algorithm):
     settings: dict[str, Any] = {algorithm: {"learning_rate": 1e30}}
-    assert learn(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, **settings) == 3
+    result = run(tmp_path, algorithm=algorithm, episodes=["random"], updates=1, **settings)
     (finished,) = tiny_run.told(tmp_path, RunFinished)
     assert (finished.status, finished.exit_code) == ("diverged", 3)
     assert "look for rewards and observations in the recorded episodes" in finished.reason
-    assert capsys.readouterr().out == f"diverged after {finished.update} updates ({finished.reason}): {tmp_path}\n"
+    assert (result.exit_code, result.updates) == (3, finished.update)
+    assert str(result) == f"diverged after {finished.update} updates ({finished.reason}): {tmp_path}"
     state = tiny_run.kept(tmp_path)
     assert state["update"] == finished.update
     assert all(value.isfinite().all() for value in state["agent"]["network"].values())
@@ -217,7 +223,7 @@ def test_figures_are_mirrored_and_steps_profiled(tmp_path, tiny_task, monkeypatc
     seen: list[Any] = []
     monkeypatch.setattr("simic.training.build.tensorboard_mirror", lambda directory, first_update: seen.append)
     config = tiny_run.make_config(algorithm=algorithm, episodes=["random"], updates=1, tensorboard=True, **SHORT)
-    assert start(config, tmp_path / "run", profile=tmp_path / "trace", quiet=True) == 0
+    assert train(config, out=tmp_path / "run", profile=tmp_path / "trace").exit_code == 0
     assert sum(isinstance(event, Update) for event in seen) == 3
     (trace,) = (tmp_path / "trace").iterdir()
     assert "optimizer" in trace.read_text().lower()
@@ -225,7 +231,9 @@ def test_figures_are_mirrored_and_steps_profiled(tmp_path, tiny_task, monkeypatc
 
 def test_nothing_is_drawn_from_a_task_that_nobody_plays(tmp_path, tiny_task, monkeypatch):
     tiny_run.play_run(tmp_path / "recorded", updates=1, record=True)
-    monkeypatch.setattr("simic.training.build.group_task", lambda *args: pytest.fail("the task's data were read"))
+    monkeypatch.setattr(
+        "simic.training.build.find_task", lambda *args, **settings: pytest.fail("the task's data were read")
+    )
     assert learn(tmp_path / "run", algorithm="iql", episodes=[str(tmp_path / "recorded")]) == 0
     assert tiny_run.told(tmp_path / "run", RunStarted)[0].data_hashes == {}
 
@@ -242,7 +250,7 @@ READ: dict[str, Any] = {
     "horizon": {"episode": {"horizon": 4}},
     "incubation": {"lifecycle": {"incubation": "shadow"}, "episode": {"horizon": 8}},
     "reward": {"reward": {"scheme": "sparse"}},
-    "gamma": {"ppo": {"gamma": 0.5}, "reward": {"gamma": 0.5}},
+    "gamma": {"ppo": {"gamma": 0.5}},
     "learning_rate": {"imitation": {"learning_rate": 0.1}, "iql": {"learning_rate": 0.1}},
     "level": {"level": "off"},
 }

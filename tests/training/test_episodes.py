@@ -28,7 +28,6 @@ from simic.training.episodes import (
     PolicyWeights,
     against_twins,
     group_jobs,
-    group_task,
     learner_arrays,
     make_trainings,
     play_group,
@@ -79,12 +78,6 @@ def test_groups_take_turns_at_tasks():
     assert [job.task for job in endless] == list(range(6))
     assert [(job.rng_seed, job.update, job.group) for job in endless] == [(9, u, g) for u in range(3) for g in range(2)]
     assert len({job.group_seed for job in endless}) == 6
-
-
-def test_a_task_is_a_family_s_or_the_one_of_that_name():
-    assert group_task("mlp", "train", 4).name == "mlp-train-4"
-    assert group_task("mlp", "validation", 4).name == "mlp-validation-4"
-    assert group_task("spirals-mlp", "train", 4).name == "spirals-mlp"
 
 
 def test_weights_are_copies():

@@ -17,7 +17,8 @@ from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import Stage
 from simic.rewards.schemes import RewardConfig
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task
 from simic.telemetry.events import GamingSuspicion, Update
 from simic.training import episodes
 from simic.training.episode_events import gaming_events

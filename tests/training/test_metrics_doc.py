@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers import tiny_run
 
+from simic.api import train
 from simic.telemetry.anomalies import NAMES, Thresholds
 from simic.telemetry.events import PhaseTimings, Update
-from simic.training.start import start
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
@@ -63,7 +63,7 @@ def test_figures_of_lessons_have_entries(tmp_path, tiny_task, monkeypatch, algor
     monkeypatch.setattr("simic.ppo.offline.REPORT_STEPS", 1)
     short = {"imitation": {"passes": 1}, "iql": {"steps": 1}}
     config = tiny_run.make_config(algorithm=algorithm, episodes=["heuristic"], updates=1, **short)
-    assert start(config, tmp_path, quiet=True) == 0
+    assert train(config, out=tmp_path).exit_code == 0
     known = entries("Learning from recorded episodes").keys() | entries("Learning").keys()
     assert {general(name) for event in tiny_run.told(tmp_path, Update) for name in event.metrics} <= known
 

@@ -1,31 +1,32 @@
-"""What a user sees: a line per update, or a bar; anomalies in words; nothing but the result if quiet."""
+"""What a user sees: a line per update, or a bar; anomalies in words; nothing if quiet."""
 
 import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from simic.telemetry.events import Anomaly
-from simic.training.progress import Progress, describe
+from simic.training.progress import Progress, describe, show_update
 
 FIGURES = {"score": 61.234, "growth": 0.5, "entropy": 2.834, "kl": 0.01234}
 SPIKE = Anomaly(update=2, name="kl_spike", value=0.5123, threshold=0.12, where="kl")
 
 
+def console(out: io.StringIO, terminal: bool) -> Console:
+    return Console(file=out, force_terminal=terminal, width=200, soft_wrap=True, highlight=False, color_system=None)
+
+
 def show(terminal: bool, *, quiet: bool = False) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=200, soft_wrap=True, highlight=False, color_system=None)
-    with Progress(quiet=quiet, console=console) as progress:
-        progress.phase("rollout")
-        progress.groups(1, 4)
-        progress.show(1, 30, FIGURES, 123.4, [])
-        progress.groups(3, 4)
-        progress.show(2, 30, FIGURES, 123.4, [SPIKE])
-        progress.finish("stopped", 2, Path("runs/[x]"), "SIGTERM")
+    with Progress(quiet=quiet, console=console(out, terminal)) as progress:
+        progress.describe("rollout")
+        progress.describe("rollout 1/4")
+        show_update(progress, 1, 30, FIGURES, 123.4, [])
+        progress.describe("rollout 3/4")
+        show_update(progress, 2, 30, FIGURES, 123.4, [SPIKE])
     return out.getvalue()
 
 
@@ -34,7 +35,6 @@ def test_a_plain_line_per_update():
     assert show(terminal=False).splitlines() == [
         f"update 1/30  {line}",
         f"update 2/30  {line}  [kl_spike in kl: 0.512 (limit 0.12)]",
-        "stopped after 2 updates (SIGTERM): runs/[x]",
     ]
 
 
@@ -42,18 +42,23 @@ def test_a_bar_in_a_terminal_names_phase_time_and_anomalies():
     said = show(terminal=True)
     for part in ("rollout 3/4", "2/30", "score 61.23", "update 2: kl_spike in kl: 0.512 (limit 0.12)", "\x1b[?25h"):
         assert part in said, part
-    assert said.rstrip().endswith("stopped after 2 updates (SIGTERM): runs/[x]")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_quiet_prints_only_the_result(terminal):
-    assert show(terminal, quiet=True) == "stopped after 2 updates (SIGTERM): runs/[x]\n"
+def test_quiet_prints_nothing(terminal):
+    assert show(terminal, quiet=True) == ""
 
 
-def test_a_run_that_is_done_needs_no_reason():
+@pytest.mark.parametrize("terminal", [False, True])
+def test_markup_and_control_characters_of_names_are_shown_as_they_are(terminal):
     out = io.StringIO()
-    Progress(console=Console(file=out, width=200)).finish("done", 3, Path("x"), "")
-    assert out.getvalue() == "done after 3 updates: x\n"
+    with Progress(console=console(out, terminal)) as progress:
+        progress.describe("[red]label[/red]\x07")
+        progress.bar(1, 2)
+        progress.print("[bold]path[/bold]\x07")
+    assert "[bold]path[/bold]" in out.getvalue()
+    assert ("[red]label[/red]" in out.getvalue()) == terminal
+    assert "\x07" not in out.getvalue()
 
 
 def test_an_anomaly_in_a_few_words():
@@ -63,13 +68,12 @@ def test_an_anomaly_in_a_few_words():
 
 def test_a_run_goes_on_when_nobody_watches_any_more():
     code = """
-from pathlib import Path
-from simic.training.progress import Progress
+from simic.training.progress import Progress, say, show_update
 import sys
 with Progress() as progress:
     for update in range(3):
-        progress.show(update, 3, dict(score=0, growth=0, entropy=0, kl=0), 1.0, [])
-    progress.finish("done", 3, Path("x"), "")
+        show_update(progress, update, 3, dict(score=0, growth=0, entropy=0, kl=0), 1.0, [])
+say("done")
 print("went on", file=sys.stderr)
 """
     reader, writer = os.pipe()

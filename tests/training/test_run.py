@@ -15,6 +15,7 @@ import torch
 from helpers import tiny_run
 from torch import Tensor, nn
 
+from simic.api import train
 from simic.config import RESUMABLE
 from simic.control.learned import LearnedController
 from simic.lifecycle.actions import HEADS, Op
@@ -40,7 +41,6 @@ from simic.training import build
 from simic.training.build import build_run, make_agent, start_from
 from simic.training.episode_files import load_episodes
 from simic.training.run import Run
-from simic.training.start import start
 from simic.workers.protocol import Fault
 
 JUDGED = {"warm_up": 1, "explained_variance": -20.0}
@@ -285,7 +285,7 @@ def test_a_healthy_run_has_no_anomaly_and_tells_no_decision(tmp_path, tiny_task)
 @pytest.mark.parametrize("rng_seed", range(2))
 def test_a_healthy_run_of_the_quick_preset_has_no_anomaly(tmp_path, rng_seed):
     config = replace(tiny_run.PRESETS["quick"][1], rng_seed=rng_seed, updates=10, workers=2)
-    assert start(config, tmp_path, quiet=True) == 0
+    assert train(config, out=tmp_path).exit_code == 0
     assert anomalies(tmp_path) == set()
 
 
@@ -450,7 +450,7 @@ def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_ta
     directory = RunDirectory(tmp_path).create()
     build.write_config(tiny_run.make_config(), directory)
     others: dict[str, Any] = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9, "compare": 7}
-    assert {*others, "ppo.anneal_updates"} == set(RESUMABLE)
+    assert {*others, "ppo.anneal_updates", "plugins"} == set(RESUMABLE)
     others["ppo"] = {"anneal_updates": 3}
     assert tiny_run.play_run(tmp_path, resume=True, **others)[0] == 0
 
@@ -513,13 +513,13 @@ def test_a_controller_of_another_gamma_gives_its_policy_and_not_its_values(tmp_p
     old.value_scale.update(torch.full((4, 1), 7.0))
     old.return_scale.moments.update(torch.full((4, 1), 9.0))
     old.save_controller(tmp_path / "old.safetensors")
-    fresh = make_agent(tiny_run.make_config(rng_seed=2, ppo={"gamma": 0.9}, reward={"gamma": 0.9}))
+    fresh = make_agent(tiny_run.make_config(rng_seed=2, ppo={"gamma": 0.9}))
     before = {name: value.clone() for name, value in fresh.plain.state_dict().items()}
     scales = [
         {k: v.clone() for k, v in scale.state_dict().items()} for scale in (fresh.value_scale, fresh.return_scale)
     ]
     start_from(fresh, tmp_path / "old.safetensors", say=told.append)
-    assert re.search(r"learned with gamma 1.0, this run has 0.9: its policy is taken over, its values are not", told[0])
+    assert re.search(r"trained with gamma 1.0, this run has 0.9: only its policy is loaded, not its values", told[0])
     for name, value in fresh.plain.state_dict().items():
         assert torch.equal(value, before[name] if name.startswith("critic.") else old.plain.state_dict()[name]), name
     for scale, own in zip((fresh.value_scale, fresh.return_scale), scales, strict=True):
@@ -540,7 +540,7 @@ def no_mirror(*args: Any) -> None:
 
 @pytest.mark.parametrize("fault", ["device", "init", "data", "mirror"])
 def test_a_run_that_cannot_begin_leaves_no_run_behind(tmp_path, tiny_task, monkeypatch, fault):
-    def no_data(*args: Any) -> None:
+    def no_data(*args: Any, **settings: Any) -> None:
         raise FileNotFoundError("no data")
 
     settings: dict[str, Any] = {"updates": 1}
@@ -551,7 +551,7 @@ def test_a_run_that_cannot_begin_leaves_no_run_behind(tmp_path, tiny_task, monke
         options["init"] = tmp_path / "foreign.safetensors"
         save_bundle(options["init"], {"a": 1})
     elif fault == "data":
-        monkeypatch.setattr(build, "group_task", no_data)
+        monkeypatch.setattr(build, "find_task", no_data)
     else:
         settings["tensorboard"] = True
         monkeypatch.setattr(build, "tensorboard_mirror", no_mirror)
@@ -672,7 +672,7 @@ def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_whole_update(
     tmp_path, tiny_task, phase, done, signal_number, code
 ):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    # `keep` and `show` are called when the update is counted already.
+    # These are called when the update is counted already.
     number = 2 if phase in ("save_checkpoint", "report_progress") else 1
     plant = stop_in(phase, number, signal_number)
     got, _ = tiny_run.play_run(tmp_path, plant, updates=3, checkpoint_every=10)

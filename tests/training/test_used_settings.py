@@ -2,79 +2,90 @@
 
 import json
 from dataclasses import fields
-from typing import Any
 
 import pytest
 
-from simic.cli import FLAGS, TrainCommand
-from simic.config import RunConfig, differences, to_dict
-from simic.control import CONTROLLER_NAMES
-from simic.control.registry import CONTROLLERS
+from simic.commands.flags import parse_command
+from simic.commands.train import COMMON, SHORT, TrainCommand
+from simic.config import RunConfig, to_dict
+from simic.settings import differences, settings_of
 from simic.storage.bundle import save_bundle
 from simic.training.episode_files import FORMAT
 from simic.training.used_settings import names_player, reads, used_settings
 
-OTHER: dict[str, Any] = {
-    **{"task": "digits", "data_dir": "x", "algorithm": None, "episodes": None, "rng_seed": 7, "updates": 3},
-    **{"num_groups": 3, "group_size": 5, "workers": 1, "device": "cuda", "level": "debug", "record": True},
-    **{"tensorboard": True, "wandb": True, "checkpoint_every": 9, "compare": 0, "horizon": 9, "incubation": "shadow"},
-    **{"reward": "sparse", "gamma": 0.5, "learning_rate": 0.1, "entropy_coefficient": 0.3},
+OTHER = {
+    **{"task": "digits", "data-dir": "x", "rng-seed": "7", "updates": "3", "num-groups": "3", "group-size": "5"},
+    **{"workers": "1", "device": "cuda", "level": "debug", "record": "", "tensorboard": "", "wandb": ""},
+    **{"checkpoint-every": "9", "horizon": "9", "incubation": "shadow", "reward": "sparse", "gamma": "0.5"},
+    **{"learning-rate": "0.1", "entropy-coefficient": "0.3"},
 }
-"""A value of every flag that is not the quick preset's; algorithm and episodes make the cases."""
-PLAYS = {"task", "data_dir", "updates", "num_groups", "group_size", "workers", "record", "horizon", "incubation"}
+"""A value of flags that is not the quick preset's; algorithm, episodes and compare make the cases."""
+PLAYS = {"task", "data-dir", "updates", "num-groups", "group-size", "workers", "record", "horizon", "incubation"}
 PLAYS |= {"reward"}
 REFUSED = {
     "ppo": set(),
     "imitation": set(),
-    "iql": {"entropy_coefficient"},
+    "iql": {"entropy-coefficient"},
     "imitation of records": PLAYS,
-    "iql of records": PLAYS | {"entropy_coefficient"},
+    "iql of records": PLAYS | {"entropy-coefficient"},
 }
 
 
 @pytest.fixture
-def chosen(tmp_path) -> dict[str, dict[str, Any]]:
+def chosen(tmp_path) -> dict[str, list[str]]:
     """Flags that choose each case; without a comparison, which trains hosts in any case."""
     (tmp_path / "episodes").mkdir()
     save_bundle(tmp_path / "episodes/update_000000.safetensors", {"format": FORMAT, "version": 1, "groups": []})
-    cases: dict[str, dict[str, Any]] = {"ppo": {}}
+    cases = {"ppo": ["--compare", "0"]}
     for name in ("imitation", "iql"):
-        cases[name] = {"algorithm": name, "episodes": ("random",)}
-        cases[f"{name} of records"] = {"algorithm": name, "episodes": (str(tmp_path),)}
-    return {name: {"compare": 0, **flags} for name, flags in cases.items()}
+        for case, source in ((name, "random"), (f"{name} of records", str(tmp_path))):
+            cases[case] = ["--compare", "0", "--algorithm", name, "--episodes", source]
+    return cases
 
 
-def test_the_table_has_every_flag():
-    assert set(OTHER) == set(FLAGS)
-    assert set(CONTROLLER_NAMES) == set(CONTROLLERS)
+def resolve(*flags: str) -> RunConfig:
+    return parse_command(TrainCommand, flags, prog="simic train").resolve()[0][""]
+
+
+def given(flag: str) -> list[str]:
+    return [f"--{flag}", *([OTHER[flag]] if OTHER[flag] else [])]
+
+
+def test_the_table_has_every_common_flag():
+    assert {*COMMON, *SHORT} - {f"--{flag}" for flag in OTHER} == {"--algorithm", "--episodes", "--compare"}
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("flag", sorted(set(FLAGS) - {"algorithm", "episodes", "compare"}))
+@pytest.mark.parametrize("flag", OTHER)
 def test_a_flag_changes_what_is_read_or_is_refused(chosen, case, flag):
-    before = TrainCommand(**chosen[case]).resolve()[0]
-    command = TrainCommand(**chosen[case], **{flag: OTHER[flag]})
+    before = resolve(*chosen[case])
     if flag in REFUSED[case]:
-        with pytest.raises(
-            ValueError, match=rf"^flags: algorithm {before.algorithm}.* ignores --{flag.replace('_', '-')};"
-        ):
-            command.resolve()
+        with pytest.raises(ValueError, match=rf"^flags: algorithm {before.algorithm}.* ignores --{flag};"):
+            resolve(*chosen[case], *given(flag))
         return
-    changed = [name for name, _, _ in differences(to_dict(before), to_dict(command.resolve()[0]))]
-    assert any(reads(before, name) for name in changed)
+    changed = differences(to_dict(before), to_dict(resolve(*chosen[case], *given(flag))))
+    assert any(reads(before, name) for name, _, _ in changed)
+
+
+def test_every_setting_of_another_algorithm_is_refused(chosen):
+    for setting in settings_of(RunConfig):
+        section = setting.name.partition(".")[0]
+        if section in ("imitation", "iql"):
+            assert reads(resolve(*chosen["ppo"]), setting.name) is False
+            assert reads(resolve(*chosen[section]), setting.name)
 
 
 def test_the_comparison_reads_what_hosts_need(chosen):
-    flags = chosen["iql of records"] | {"compare": 2}
+    flags = [*chosen["iql of records"], "--compare", "2"]
     for flag in ("task", "horizon", "incubation", "workers"):
-        TrainCommand(**flags, **{flag: OTHER[flag]}).resolve()
-    with pytest.raises(ValueError, match="iql from episodes on record ignores --updates; leave it out"):
-        TrainCommand(**flags, updates=3).resolve()
+        resolve(*flags, *given(flag))
+    with pytest.raises(ValueError, match="iql from recorded episodes ignores --updates; leave it out"):
+        resolve(*flags, "--updates", "3")
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_settings_that_are_not_read_are_not_printed(chosen, case):
-    config = TrainCommand(**chosen[case]).resolve()[0]
+    config = resolve(*chosen[case])
     names = [name for name, _, _ in differences(to_dict(RunConfig()), {})]
     ignored = [name for name in names if not reads(config, name)]
     printed = [name for name, _, _ in differences(used_settings(config), {})]
@@ -97,12 +108,12 @@ def test_settings_that_are_not_read_are_not_printed(chosen, case):
 def test_a_file_that_chooses_what_is_ignored_is_refused(chosen, tmp_path, case, settings, refused):
     path = tmp_path / "c.json"
     path.write_text(json.dumps(settings))
-    command = TrainCommand(**chosen[case], config=path)
+    flags = [*chosen[case], "--config", str(path)]
     if not refused:
-        command.resolve()
+        resolve(*flags)
         return
     with pytest.raises(ValueError, match=rf"--config .*c.json: algorithm .* ignores {refused}; leave it out"):
-        command.resolve()
+        resolve(*flags)
 
 
 def test_who_plays_and_what_is_on_record(tmp_path, chosen):
@@ -117,7 +128,7 @@ def test_who_plays_and_what_is_on_record(tmp_path, chosen):
     assert not names_player(str(tmp_path / "nowhere"))
 
 
-def test_other_flags_are_told_elsewhere():
-    """These choose where settings come from, and where a run goes; `--resume` is refused by imitation and IQL."""
-    rest = {item.name for item in fields(TrainCommand)} - set(FLAGS)
-    assert rest == {"preset", "config", "out", "resume", "init", "fast_dev_run", "print_config", "quiet", "profile"}
+def test_other_flags_choose_where_settings_come_from_and_where_a_run_goes():
+    rest = {item.name for item in fields(TrainCommand)} - {"settings", "learning_rate", "entropy_coefficient"}
+    rest -= {"preset", "config", "out", "resume", "init", "plugins", "fast_dev_run", "print_config", "quiet", "profile"}
+    assert rest == set()

@@ -1,33 +1,37 @@
-"""What this machine has: versions, threads, memory, disk, data sets."""
+"""simic doctor: versions, threads, memory, disk and data sets of this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from simic.tasks.files import FASHION_DIR
-from simic.training.build import FREE_BYTES, versions
 
 ENVIRONMENT_ERROR = 4
 NEEDED_MEMORY = 2 * 2**30
 
 
-def print_diagnosis() -> int:
-    """Print what was found, one line each; 4 if something that every run needs is missing."""
-    fine = True
-    for good, text in _findings():
-        print(f"{'ok     ' if good else 'missing'} {text}")
-        fine &= good
-    for text in _optional():
-        print(f"        {text}")
-    return 0 if fine else ENVIRONMENT_ERROR
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand:
+    """Check the machine: versions, threads, memory, disk, data sets."""
+
+    def run(self) -> int:
+        """Print one line per finding; exit code 4 if something that every run needs is missing."""
+        healthy = True
+        for found, text in _needed():
+            print(f"{'ok     ' if found else 'missing'} {text}")
+            healthy &= found
+        for text in _optional():
+            print(f"        {text}")
+        return 0 if healthy else ENVIRONMENT_ERROR
 
 
-def _findings() -> Iterator[tuple[bool, str]]:
+def _needed() -> Iterator[tuple[bool, str]]:
+    from simic.training.build import FREE_BYTES, versions
+
     for package, version in versions().items():
         yield version != "not installed", f"{package} {version}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -39,6 +43,8 @@ def _findings() -> Iterator[tuple[bool, str]]:
 
 
 def _optional() -> Iterator[str]:
+    import torch
+
     accelerators = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
     present = [name for name, module in accelerators.items() if module.is_available()]
     yield f"accelerators: {', '.join(present) or 'none (not needed)'}"

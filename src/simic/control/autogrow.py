@@ -1,7 +1,7 @@
 """AutoGrowController: periodic growth until it brings no gain, after AutoGrow (Wen et al. 2020).
 
-AutoGrow adds a layer every few epochs, slot by slot, keeps it, and ends growth when the last one did not raise the
-validation accuracy. Layers are of the host's own kind. Its authors found that quick growth is best: a period is short.
+AutoGrow adds a layer of the host's own kind every few epochs, slot by slot, and stops when the last one did not raise
+the validation accuracy. Its authors found that rapid growth works best, so the period is short.
 
 Shapes: N hosts.
 """
@@ -16,19 +16,19 @@ import numpy as np
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
 from simic.control.plan import move_on, pick_blueprints, plant
-from simic.lifecycle.actions import Op
+from simic.lifecycle.actions import Column, Op
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoGrowConfig:
-    """When growth goes on."""
+    """When growth continues."""
 
     period: int = 3
-    """Decisions between one seed and the next, and before the first: as many as the ramp takes."""
+    """Decisions between two seeds, and before the first: the length of the ramp."""
     min_gain: float = 0.005
-    """Rise of the best validation metric since the last growth that counts as gain, in the metric's unit."""
+    """Minimum rise of the best validation metric since the last growth, in units of the metric."""
     blueprints: tuple[str, ...] = ("mlp", "conv")
-    """What is planted, the first that fits: a layer like those of the host."""
+    """The first that fits is planted: a layer like those of the host."""
 
     def __post_init__(self) -> None:
         if self.period < 1:
@@ -36,26 +36,26 @@ class AutoGrowConfig:
 
 
 class AutoGrowController:
-    """Every period, one more seed in the next empty slot; never again once a period brought no gain."""
+    """Plants a seed in the next empty slot every period, until a period brings no gain."""
 
     def __init__(self, config: AutoGrowConfig | None = None) -> None:
         self.config = config or AutoGrowConfig()
         self._memory: dict[str, np.ndarray] = {}  # (N,) each
 
     def act(self, facts: Facts) -> np.ndarray:
-        """Keep what was planted, and plant when a period has passed with gain (N, H)."""
-        memory, masks = self._remember(facts), legal_masks(facts)
+        """Move seeds on, and plant one when a period has passed with gain (N, H)."""
+        memory, masks = self._update_memory(facts), legal_masks(facts)
         over = facts.decision - memory["grown_at"] >= self.config.period
         gained = memory["best"] >= memory["reference"] + self.config.min_gain
         memory["stopped"] |= over & ~gained
         due = over & ~memory["stopped"]
         actions = plant(move_on(masks), facts, masks, due, pick_blueprints(facts, self.config.blueprints, 0.5))
-        grows = actions[:, 0] == Op.GERMINATE
+        grows = actions[:, Column.OP] == Op.GERMINATE
         memory["grown_at"] = np.where(grows, facts.decision, memory["grown_at"])
         memory["reference"] = np.where(grows, memory["best"], memory["reference"])
         return actions
 
-    def _remember(self, facts: Facts) -> dict[str, np.ndarray]:
+    def _update_memory(self, facts: Facts) -> dict[str, np.ndarray]:
         fresh = facts.decision == 0
         start = {"best": -np.inf, "reference": -np.inf, "grown_at": 0, "stopped": False}
         if not self._memory or len(self._memory["best"]) != facts.num_hosts:
@@ -65,9 +65,9 @@ class AutoGrowController:
         return self._memory
 
     def state_dict(self) -> dict[str, Any]:
-        """The best metrics and when hosts grew."""
+        """Best metrics, and the decisions of the last growth."""
         return {name: values.tolist() for name, values in self._memory.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what `state_dict` said."""
+        """Restore what `state_dict` returned."""
         self._memory = {name: np.array(values) for name, values in state.items()}

@@ -1,4 +1,4 @@
-"""Controllers that do not look: wait for ever, act at random, follow a schedule. And the interface they all share."""
+"""The interface of controllers, and controllers that ignore measurements: wait, act at random, play a script."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy as np
 
 from simic.control.facts import Facts
 from simic.control.legality import legal_masks
-from simic.lifecycle.actions import HEAD_VALUES, HEADS, Action, Op
+from simic.lifecycle.actions import HEAD_VALUES, HEADS, Action, Column, Op
 from simic.lifecycle.stages import IllegalActionError
 
 
 class Controller(Protocol):
-    """Who decides: called once per decision with the facts, answers one action row per host (N, H).
+    """Chooses actions: called once per decision with the facts of N hosts, returns one action per host (N, H).
 
-    Beside one model it may also answer an `Action`.
-
-    One that remembers something from decision to decision is `Remembering` too.
+    Beside one model it may also return an `Action`. A controller with a memory is also `Stateful`.
     """
 
     def act(self, facts: Facts) -> np.ndarray | Action:
@@ -27,20 +25,20 @@ class Controller(Protocol):
 
 
 @runtime_checkable
-class Remembering(Protocol):
-    """A controller with a memory, which goes into checkpoints."""
+class Stateful(Protocol):
+    """A controller whose memory is saved in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the controller remembers, as JSON values and tensors."""
+        """The memory, as JSON values and tensors."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what `state_dict` said."""
+        """Restore what `state_dict` returned."""
         ...
 
 
 def check_controller(controller: Any) -> None:
-    """Raise unless this can be asked what to do, and saved if it remembers."""
+    """Raise unless this is a controller object, with both or none of the state methods."""
     if isinstance(controller, type):
         raise TypeError(
             f"controller must be an object, got the class {controller.__name__}; write {controller.__name__}(...)"
@@ -55,7 +53,7 @@ def check_controller(controller: Any) -> None:
 
 
 def encode_answer(answer: Any, slot_names: Sequence[str], blueprint_names: Sequence[str]) -> np.ndarray:
-    """What a controller answered for one host, as a row (H,): an array (1, H), an `Action`, or a list of one."""
+    """The action of one host as a row (H,), from an array (1, H), an `Action` or a list of one `Action`."""
     if isinstance(answer, (list, tuple)) and len(answer) == 1 and isinstance(answer[0], Action):
         answer = answer[0]
     if isinstance(answer, Action):
@@ -78,74 +76,56 @@ class WaitController:
     """Never grows anything."""
 
     def act(self, facts: Facts) -> np.ndarray:
-        """Wait, for every host."""
+        """Wait, for every host (N, H)."""
         return np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is remembered."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to remember."""
 
 
 class RandomController:
-    """Draws a legal operation, then a legal slot and blueprint, then the other heads, each uniformly."""
+    """Draws a legal operation, a legal slot and blueprint, then the other heads, each uniformly."""
 
     def __init__(self, rng_seed: int = 0) -> None:
         self._rng = np.random.default_rng(rng_seed)
 
     def act(self, facts: Facts) -> np.ndarray:
-        """A random legal action for every host."""
-        masks = legal_masks(facts)
-        hosts = np.arange(facts.num_hosts)
+        """A random legal action for every host (N, H)."""
+        masks, hosts = legal_masks(facts), np.arange(facts.num_hosts)
         actions = np.zeros((facts.num_hosts, len(HEADS)), dtype=np.int64)
-        actions[:, 0] = self._draw(masks.op)
-        actions[:, 1] = self._draw(masks.slot[hosts, actions[:, 0]])
-        actions[:, 2] = self._draw(masks.blueprint[actions[:, 1]])
-        for position, head in enumerate(HEADS[3:], start=3):
-            actions[:, position] = self._rng.integers(len(HEAD_VALUES[head]), size=facts.num_hosts)
-        actions[actions[:, 0] == Op.WAIT] = 0
+        actions[:, Column.OP] = self._draw(masks.op)
+        actions[:, Column.SLOT] = self._draw(masks.slot[hosts, actions[:, Column.OP]])
+        actions[:, Column.BLUEPRINT] = self._draw(masks.blueprint[actions[:, Column.SLOT]])
+        for column, head in enumerate(HEADS):
+            if column > Column.BLUEPRINT:
+                actions[:, column] = self._rng.integers(len(HEAD_VALUES[head]), size=facts.num_hosts)
+        actions[actions[:, Column.OP] == Op.WAIT] = 0
         return actions
 
     def _draw(self, mask: np.ndarray) -> np.ndarray:
         return np.where(mask, self._rng.random(mask.shape), -1.0).argmax(-1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the random stream stands."""
+        """The state of the random generator."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the random generator."""
         self._rng.bit_generator.state = state["rng"]
 
 
 class ScriptedController:
-    """Plays a fixed list: the action at position t is taken at decision t, afterwards it waits.
+    """Plays a script on every host: the action at position t at decision t, and waits afterwards.
 
-    A mapping {decision: action} waits in between. Every host gets the same; an illegal action raises when it is due.
+    A mapping {decision: action} waits in between. An illegal action raises when it is due.
     """
 
-    def __init__(self, schedule: Sequence[Action] | Mapping[int, Action]) -> None:
-        self.schedule = dict(schedule) if isinstance(schedule, Mapping) else dict(enumerate(schedule))
-        for decision, action in self.schedule.items():
+    def __init__(self, script: Sequence[Action] | Mapping[int, Action]) -> None:
+        self.script = dict(script) if isinstance(script, Mapping) else dict(enumerate(script))
+        for decision, action in self.script.items():
             if not isinstance(action, Action):
                 raise TypeError(
-                    f'a schedule is made of actions such as Action("wait"), got {action!r} for decision {decision}'
+                    f'a script is made of actions such as Action("wait"), got {action!r} for decision {decision}'
                 )
 
     def act(self, facts: Facts) -> np.ndarray:
-        """The action that is due, for every host."""
-        wait = Action()
-        rows = [
-            self.schedule.get(int(decision), wait).encode(facts.slot_names, facts.blueprint_names)
-            for decision in facts.decision
-        ]
-        return np.stack(rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is remembered: time is in the facts."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to remember."""
+        """The action that is due, for every host (N, H)."""
+        due = [self.script.get(int(decision), Action()) for decision in facts.decision]
+        return np.stack([action.encode(facts.slot_names, facts.blueprint_names) for action in due])

@@ -1,4 +1,4 @@
-"""What is known about N hosts and their slots when a decision is due: one record of arrays.
+"""Facts: what is known about N hosts and their slots when a decision is due, as arrays.
 
 Shapes: N hosts, S slots, B blueprints, K host epochs of history (the newest last).
 """
@@ -14,12 +14,12 @@ from simic.lifecycle.stages import LifecycleConfig
 
 FIGURES = ("val_loss", "val_accuracy", "train_loss", "parameters")
 HISTORY = 16
-"""Host epochs of figures that a controller sees."""
+"""Host epochs of measurements that a controller sees."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything a controller may look at. Measurements that were not made are NaN."""
+    """Everything a controller may use. Measurements that were not made are NaN."""
 
     slots: SlotState
     lifecycle: LifecycleConfig
@@ -34,21 +34,21 @@ class Facts:
     decision: np.ndarray
     """Decisions taken before this one (N,)."""
     horizon: np.ndarray
-    """Decisions of the whole episode (N,); 0 where nobody knows."""
+    """Decisions of the whole episode (N,); 0 if unknown."""
     previous_action: np.ndarray
-    """The row of head indices chosen last (N, H); zeros, which is wait, before the first decision."""
+    """The last action (N, H); zeros (wait) before the first decision."""
     random_guess_loss: np.ndarray
-    """Loss of a guess that knows nothing (N,); NaN where the task does not say."""
+    """Loss of random guessing (N,); NaN if unknown."""
     host_gradient_norm: np.ndarray
-    """Mean norm of each host's gradient, seeds not included, over its last host epoch (N,)."""
+    """Mean gradient norm of each host, without seeds, over the last host epoch (N,)."""
     train_loss: np.ndarray
     """Mean training loss of each of the last host epochs (N, K)."""
     val_loss: np.ndarray
     """Validation loss after each of the last host epochs (N, K)."""
     val_accuracy: np.ndarray
-    """Validation accuracy likewise; NaN where the task has none (N, K)."""
+    """Validation accuracy after each of the last host epochs (N, K); NaN if the task has none."""
     parameters: np.ndarray
-    """Parameters of the whole network, seeds included, when these figures were taken (N, K)."""
+    """Parameters of host and seeds at the time of these measurements (N, K)."""
 
     @property
     def num_hosts(self) -> int:
@@ -57,5 +57,5 @@ class Facts:
 
     @property
     def metric(self) -> np.ndarray:
-        """The metric of contributions, higher is better: accuracy where there is one, else minus the loss (N, K)."""
+        """The metric of contributions, higher is better: accuracy, or minus the loss if there is none (N, K)."""
         return np.where(np.isnan(self.val_accuracy), -self.val_loss, self.val_accuracy)

@@ -1,4 +1,4 @@
-"""The governor's judgement: which hosts broke, told from their losses. Pure arrays; who restores weights asks it.
+"""Governor: detects broken hosts from their losses. Arrays only; its callers restore weights.
 
 Shapes: N hosts; W remembered decisions. Losses are (N,), one per decision.
 """
@@ -13,22 +13,22 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """When a host counts as broken. Both its training and its validation loss must say so: overfitting is no fault."""
+    """When a host counts as broken. Training and validation loss must both exceed a limit: overfitting is allowed."""
 
     window: int = 5
-    """Decisions of loss history that divergence is judged against; before there is one, random guessing stands in."""
+    """Decisions of loss history that divergence is measured against; initially filled with the random-guess loss."""
     deviations: float = 5.0
-    """A diverging loss exceeds the median of its history by this many median absolute deviations,"""
+    """A loss diverges if it exceeds the median of its history by this many median absolute deviations."""
     relative_rise: float = 1.0
-    """and by at least this multiple of the median,"""
+    """A loss diverges only if it exceeds the median of its history by this multiple of that median."""
     absolute_rise: float = 0.1
-    """and by at least this share of the random-guess loss: a memorised training set is no reason to panic."""
+    """A loss diverges only if it rises by this share of the random-guess loss: near 0 any rise is a large multiple."""
     learned_share: float = 0.6
-    """A host whose median validation loss fell below this share of the random-guess loss had learned something."""
+    """A host has learned if its median validation loss fell below this share of the random-guess loss."""
     collapsed_share: float = 0.9
-    """A host that had learned has collapsed when its losses are back above this share of the random-guess loss."""
+    """A host that had learned has collapsed if its losses are back above this share of the random-guess loss."""
     patience: int = 2
-    """Decisions in a row that look diverged or collapsed before the verdict; losses that are not finite need one."""
+    """Consecutive decisions with symptoms until the verdict; a loss that is not finite needs only one."""
 
     def __post_init__(self) -> None:
         for name, least in (("window", 3), ("patience", 1)):
@@ -45,7 +45,7 @@ class GovernorConfig:
 
 
 class Verdict(IntEnum):
-    """What the governor says of a host."""
+    """The governor's verdict on a host."""
 
     OK = 0
     NOT_FINITE = 1
@@ -57,7 +57,7 @@ class Verdict(IntEnum):
 
 
 class Governor:
-    """Judges N hosts by their losses; a host that breaks is reported once, until its next episode."""
+    """Judges N hosts by their losses; a broken host is reported once per episode."""
 
     def __init__(self, num_hosts: int, config: GovernorConfig | None = None) -> None:
         self.config = config or GovernorConfig()
@@ -68,11 +68,11 @@ class Governor:
 
     @property
     def trusted(self) -> np.ndarray:
-        """Hosts neither broken nor under suspicion (N,): those whose weights are worth a snapshot."""
+        """Hosts without symptoms (N,): their weights may be saved in a snapshot."""
         return ~self._broken & (self._suspicions == 0)
 
     def reset(self, hosts: np.ndarray) -> None:
-        """Forget some hosts (indices, or a mask): their episode begins, or a seed left them on purpose."""
+        """Forget some hosts (indices or a mask) at the start of an episode, or when a seed was removed on purpose."""
         self._history[:, hosts] = np.nan
         self._best[hosts] = np.inf
         self._suspicions[hosts] = 0
@@ -89,13 +89,13 @@ class Governor:
         diverged = (losses > self._limit(history, median, random_guess_loss)).all(0)
         had_learned = self._best < self.config.learned_share * random_guess_loss
         collapsed = had_learned & (losses.min(0) >= self.config.collapsed_share * random_guess_loss)
-        # The two overlap; far beyond random guessing it is not a collapse.
+        # Both can hold; far above the random-guess loss it is divergence, not collapse.
         beyond = losses[0] > (1 + self.config.relative_rise) * random_guess_loss
         symptom = np.where(diverged, Verdict.DIVERGED, Verdict.OK)
         symptom = np.where(collapsed & ~(diverged & beyond), Verdict.COLLAPSED, symptom)
         symptom = np.where(finite, symptom, Verdict.NOT_FINITE)
         healthy = symptom == Verdict.OK
-        # What is under suspicion must not become the norm.
+        # Losses with symptoms must not enter the history that later losses are compared with.
         moved = np.concatenate([self._history[..., 1:], losses[..., None]], axis=-1)
         self._history = np.where(healthy[:, None], moved, self._history)
         self._suspicions = np.where(healthy, 0, self._suspicions + 1)
@@ -104,7 +104,7 @@ class Governor:
         return np.where(panics, symptom, Verdict.OK)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """All that is remembered, as copies."""
+        """Copies of the whole memory."""
         return {name: getattr(self, f"_{name}").copy() for name in _STATE}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
@@ -125,7 +125,7 @@ class Governor:
         return losses[0], losses[1]
 
     def _limit(self, history: np.ndarray, median: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
-        """The losses (2, N) above which a host seems to diverge."""
+        """The losses (2, N) above which a host diverges."""
         std = _median(np.abs(history - median[..., None]))
         rises = (
             self.config.deviations * std,
@@ -136,7 +136,7 @@ class Governor:
 
 
 def _median(values: np.ndarray) -> np.ndarray:
-    """Along the last axis; `np.median` takes ten times as long for a few values."""
+    """Median along the last axis; ten times faster than `np.median` for few values."""
     ordered, middle = np.sort(values, axis=-1), values.shape[-1] // 2
     upper = ordered[..., middle]
     return upper if values.shape[-1] % 2 else (ordered[..., middle - 1] + upper) / 2

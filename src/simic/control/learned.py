@@ -1,4 +1,4 @@
-"""LearnedController: a trained network decides. And how facts look to such a network.
+"""LearnedController: a trained network chooses the actions. Also the network's inputs, and loading it from files.
 
 Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree (see `policy.action_tree`).
 """
@@ -28,29 +28,34 @@ from simic.policy.agent_state import (
     read_policy_config,
     shown,
 )
-from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic, PolicyConfig
+from simic.policy.config import PolicyConfig
+from simic.policy.network import GROWTH_TREE, ActorCritic
+from simic.policy.registry import POLICIES
 from simic.storage.bundle import BundleError, load_bundle
 from simic.storage.checkpoint import is_checkpoint, load_checkpoint
 
 MAX_BYTES = 2**28
-"""Of a controller's file; the one that ships has 1.3 million."""
+"""Size of a controller's file; the one that ships has 1.3 million bytes."""
 
 
-def make_network(config: PolicyConfig | None = None) -> FactoredRecurrentActorCritic:
-    """An untrained network for the observations of `control.observation`."""
-    spec = ObservationSpec()
-    return FactoredRecurrentActorCritic(spec.base, spec.slot, spec.blueprint, config)
+def make_network(config: PolicyConfig | None = None) -> ActorCritic:
+    """An untrained network of the config's policy for the observations of `control.observation`."""
+    spec, config = ObservationSpec(), config or PolicyConfig()
+    network = POLICIES[config.network](spec.base, spec.slot, spec.blueprint, config)
+    if not isinstance(network, ActorCritic) or network.tree.heads != GROWTH_TREE.heads:
+        raise TypeError(f"policy {config.network} must be a simic.ActorCritic with the heads of GROWTH_TREE")
+    return network
 
 
 def network_input(observation: Observation) -> dict[str, np.ndarray]:
-    """The parts a network looks at (N, ...); blueprints, which hosts share, are repeated for each."""
+    """The inputs of a network (N, ...); blueprints, which hosts share, are repeated for each host."""
     num_hosts = len(observation.base)
     blueprints = np.broadcast_to(observation.blueprints, (num_hosts, *observation.blueprints.shape))
     return {"base": observation.base, "slots": observation.slots, "blueprints": blueprints}
 
 
 def row_masks(masks: Masks) -> np.ndarray:
-    """Legal choices as rows of the action tree (N, R, W); a row that nothing leads to keeps its first choice."""
+    """Legal choices as rows of the action tree (N, R, W); a row without any keeps its first, so softmax is defined."""
     num_hosts, _, num_slots = masks.slot.shape
     num_blueprints = masks.blueprint.shape[1]
     rows = np.zeros((num_hosts, GROWTH_TREE.num_rows + num_slots, max(_WIDEST, num_slots, num_blueprints)), dtype=bool)
@@ -65,35 +70,35 @@ def row_masks(masks: Masks) -> np.ndarray:
 _WIDEST = max(len(values) for values in HEAD_VALUES.values())
 _SLOT_ROWS = [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == "slot"]
 _SLOT_OPS = [GROWTH_TREE.row_choice[row] for row in _SLOT_ROWS]
-_PLAIN_ROWS = np.array(  # every choice of the heads whose choices are the same in every task
+_PLAIN_ROWS = np.array(  # all choices of the heads that are the same in every task
     [[i < len(HEAD_VALUES.get(HEADS[head], ())) for i in range(_WIDEST)] for head in GROWTH_TREE.row_head]
 )
 
 
 class LearnedController:
-    """Decides as a trained network says; the state of every host's episode is kept here."""
+    """Chooses actions by a trained network and keeps the recurrent state of every host."""
 
-    def __init__(self, network: FactoredRecurrentActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
+    def __init__(self, network: ActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
         self.network, self.greedy = network.eval(), greedy
         self._generator = torch.Generator().manual_seed(rng_seed)
         self._state: torch.Tensor | None = None
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """From a file written by `PPOAgent.save`."""
+        """Load a file written by `PPOAgent.save`."""
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
     @classmethod
     def pretrained(cls, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """The one that ships with simic."""
+        """The controller that ships with simic."""
         return cls(load_pretrained(), greedy=greedy, rng_seed=rng_seed)
 
     def act(self, facts: Facts) -> np.ndarray:
-        """One action per host (N, H); a host at its first decision starts from an empty memory."""
+        """One action per host (N, H); the state of a host is reset at its first decision."""
         masks = legal_masks(facts)
         if self._state is None or len(self._state) != facts.num_hosts:
             self._state = self.network.initial_state(facts.num_hosts)
-        # A new tensor: the old one may be part of somebody's checkpoint.
+        # Not in place: the old tensor may be part of a checkpoint.
         self._state = self._state.masked_fill(torch.from_numpy(facts.decision == 0).unsqueeze(-1), 0.0)
         seen = network_input(observe(facts, masks))
         choice = choose(
@@ -103,11 +108,11 @@ class LearnedController:
         return choice.action.numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of the episodes under way, and where the random stream stands."""
+        """The recurrent states, and the state of the random generator."""
         return {"state": self._state, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self._state = state["state"]
         self._generator.set_state(state["generator"])
 
@@ -116,22 +121,22 @@ class SavedController(NamedTuple):
     """A trained controller from a file."""
 
     state: dict[str, Any]
-    """What was saved, checked: see `PPOAgent.state_dict`."""
-    network: FactoredRecurrentActorCritic
+    """The saved state, checked; see `PPOAgent.state_dict`."""
+    network: ActorCritic
 
 
 def load_controller(path: str | Path) -> SavedController:
-    """The controller in a checkpoint, or in a file that `PPOAgent.save` or `save_controller` wrote."""
+    """The controller in a checkpoint, or in a file that `PPOAgent.save` or `save_controller` wrote; else refused."""
     state = load_checkpoint(path).agent if is_checkpoint(path) else load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 
 
-def load_network(path: str | Path) -> FactoredRecurrentActorCritic:
+def load_network(path: str | Path) -> ActorCritic:
     """The network of `load_controller`."""
     return load_controller(path).network
 
 
-def load_pretrained() -> FactoredRecurrentActorCritic:
+def load_pretrained() -> ActorCritic:
     """The network that ships with simic."""
     pretrained.check_controller()
     with resources.as_file(pretrained.CONTROLLER) as path:
@@ -139,7 +144,7 @@ def load_pretrained() -> FactoredRecurrentActorCritic:
 
 
 def holds_controller(path: str | Path) -> bool:
-    """Whether the file at `path`, if there is one, is a saved agent rather than something else of ours."""
+    """Whether `path` is the file of a saved agent or of a checkpoint."""
     if is_checkpoint(path):
         return True
     if not Path(path).is_file():
@@ -148,17 +153,17 @@ def holds_controller(path: str | Path) -> bool:
     return isinstance(saved, dict) and (saved.get("format") == FORMAT or "network" in saved)
 
 
-def network_of(state: Any, path: str | Path) -> FactoredRecurrentActorCritic:
-    """The network in an agent's saved state, which was found at `path`; nothing is built before sizes are checked."""
+def network_of(state: Any, path: str | Path) -> ActorCritic:
+    """The network in an agent's saved state, read from `path`; sizes are checked before anything is built."""
     with naming(path):
-        check_format(state)
+        state = check_format(state)
         about, weights = state["about"], state["network"]
-        if about["network"] != FactoredRecurrentActorCritic.__name__:
-            raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")
         num_weights = sum(value.numel() for value in weights.values() if isinstance(value, torch.Tensor))
         config = read_policy_config(about["policy"], num_weights)
-        with preserved_rng():  # the weights that are drawn here are replaced
+        with preserved_rng():  # the initial weights are replaced
             network = make_network(config)
+        if about["network"] != type(network).__name__:
+            raise BundleError(f"it holds no growth controller: its network is {shown(about['network'])}")
         if about["sizes"] != network.sizes:
             features = f"{shown(about['sizes'])} features, this simic shows {network.sizes}"
             raise BundleError(f"it looks at {features}; train it anew")

@@ -1,4 +1,4 @@
-"""From facts to masks: which operations, which slots under each, which blueprints in each slot."""
+"""Masks of legal actions: operations, slots under each operation, blueprints in each slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simic.lifecycle.slots import legal_ops
 
 @dataclass(frozen=True, kw_only=True)
 class Masks:
-    """True where a choice is legal. At least wait always is."""
+    """True where a choice is legal. Wait is always legal."""
 
     op: np.ndarray  # (N, ops)
     slot: np.ndarray  # (N, ops, S)
@@ -21,7 +21,7 @@ class Masks:
 
 
 def legal_masks(facts: Facts) -> Masks:
-    """The choices that the rules allow now."""
+    """The legal choices of N hosts."""
     fits = facts.blueprint_parameters >= 0
     slot = legal_ops(facts.slots, facts.lifecycle)
     slot[:, Op.GERMINATE] &= fits.any(1)

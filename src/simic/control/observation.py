@@ -1,11 +1,19 @@
-"""From facts to features: what a policy sees. One table each for the host, its slots and the blueprints on offer.
+"""Observations: the features that a policy sees, computed from facts by one table each for hosts, slots and blueprints.
 
-Shapes: N hosts, S slots, B blueprints, W host epochs of history (the newest last). A feature is one value, or a named
-part for each of several values; it is computed for all hosts at once. Rules that every feature keeps:
-- It lies in [-1, 1] for any facts: shares, flags and ratios are cut there; a feature with `soft` = h becomes
-  x / (|x| + h), which is 1/2 at h and 1 at infinity.
-- What is not known is NaN inside the tables and 0 in the result; where that is news, a `..._known` flag tells it apart.
-- Nothing is sized by the task, the number of slots or of blueprints: the sizes hold for every host.
+Shapes: N hosts, S slots, B blueprints, F features, W host epochs of history (the newest last). For N = 2 hosts with
+S = 3 slots and B = 7 blueprints:
+
+    base (2, F_base)          host 0 | elapsed 0.25 | val_loss 0.4 | ... | previous_op.wait 1 | ... |
+                              host 1 | ...
+    slots (2, 3, F_slot)      host 0, slot 0 | stage.training 1 | alpha 0 | contribution 0 | ... |
+                              host 0, slot 1 | stage.dormant 1  | ...
+    blueprints (3, 7, F_bp)   slot 0, norm   | fits 1 | size 0.1 | normalises 1 | ... |
+                              slot 0, mlp    | fits 0, so zeros throughout
+
+The numbers of features are the same for every task, number of slots and number of blueprints. Every feature
+- lies in [-1, 1] for any facts: shares, flags and ratios are clamped; a feature with `soft` = h becomes x / (|x| + h),
+  which is 1/2 at h and 1 at infinity;
+- is NaN inside the tables and 0 in the result if it is unknown; a `..._known` flag tells this apart where it matters.
 """
 
 from __future__ import annotations
@@ -19,20 +27,20 @@ import numpy as np
 
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.lifecycle.actions import STYLES, Op
+from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import INCUBATIONS, Stage
 from simic.rewards.score import quality, score
 
 WINDOW = 16
-"""Host epochs of history that are looked at."""
+"""Host epochs of history that features are computed from."""
 SPANS = (1, 3, 8)
-"""Host epochs over which changes are told."""
+"""Host epochs over which changes are computed."""
 LARGEST = 1e30
-"""Values beyond this count as this, so that differences and ratios of infinities stay defined."""
+"""Values are clamped to this, so that differences and ratios of infinities are defined."""
 
 KINDS = ("mixes_space", "mixes_channels", "normalises", "attends", "gated", "linear")
-"""What a branch does; mixing space is combining neighbouring places of a picture or positions of a sequence."""
+"""What a branch does; mixing space combines neighbouring pixels of an image or positions of a sequence."""
 BLUEPRINT_KINDS: dict[str, tuple[str, ...]] = {
     "norm": ("normalises",),
     "low_rank": ("mixes_channels", "linear"),
@@ -44,7 +52,7 @@ BLUEPRINT_KINDS: dict[str, tuple[str, ...]] = {
     ),
     "attention": ("mixes_space", "mixes_channels", "normalises", "attends"),
 }
-"""Kinds by blueprint name. A blueprint that is not listed has none, and no listed one is without."""
+"""Kinds by blueprint name; a blueprint that is not listed has none."""
 
 _FOSSIL = int(Stage.FOSSILIZED)  # comparing an array with the enumeration itself takes five times as long
 _VAL_LOSS, _ACCURACY, _TRAIN_LOSS = range(3)
@@ -57,11 +65,11 @@ class Feature:
     name: str
     meaning: str
     compute: Callable[[Any], Any]
-    """From `Facts` (blueprint table) or `_View` (the others) to what broadcasts to the table's shape, parts last."""
+    """Maps `Facts` (blueprint table) or `_View` (the others) to values of the table's shape, parts last."""
     soft: float | None = None
-    """Where the value is half-way to its bound; None for values that are within [-1, 1] as they are."""
+    """Value that is mapped to 1/2; None for values that lie within [-1, 1] already."""
     parts: tuple[str, ...] = ()
-    """Names of the values; none means that the feature is a single value."""
+    """Names of the values; empty for a feature of one value."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +78,7 @@ class Feature:
 
 
 class Table:
-    """Features in order, and where each has its values."""
+    """Features in order, and the columns of their values."""
 
     def __init__(self, *features: Feature) -> None:
         self.features = features
@@ -84,7 +92,7 @@ class Table:
         self._half = np.array([half or 1 for half in soft], dtype=np.float32)
 
     def fill(self, source: Facts | _View, shape: tuple[int, ...]) -> np.ndarray:
-        """All values (*shape, F), each within its bound; what is not known is 0."""
+        """All values (*shape, F), each within its bound; 0 if unknown."""
         values = np.empty((*shape, len(self.names)), dtype=np.float32)
         for feature, column in zip(self.features, self._columns, strict=True):
             values[..., column] = feature.compute(source)
@@ -96,7 +104,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class _View:
-    """Facts, with what several features need of them computed once."""
+    """Facts, and quantities that several features share."""
 
     facts: Facts
     slots: SlotState
@@ -104,14 +112,14 @@ class _View:
     legal: np.ndarray  # (N, ops, S)
     blueprints: np.ndarray  # (S, B, F_blueprint)
     live: np.ndarray  # (N, S)
-    horizon: np.ndarray  # (N,) NaN where nobody knows
+    horizon: np.ndarray  # (N,) NaN if unknown
     history: np.ndarray  # (3, N, W) validation loss, accuracy, training loss
     now: np.ndarray  # (3, N) the newest of each
     change: np.ndarray  # (3, N, spans) the newest minus earlier ones
     relative: np.ndarray  # (3, N, spans) the same over the sum of both
     best: np.ndarray  # (N,) lowest validation loss of the window
     guess_known: np.ndarray  # (N,)
-    reference: np.ndarray  # (N,) loss that counts as 1: of a random guess, else the first of the window
+    reference: np.ndarray  # (N,) loss that counts as 1: that of random guessing, else the first of the window
 
 
 def _view(facts: Facts, legal: np.ndarray, blueprints: np.ndarray) -> _View:
@@ -143,12 +151,12 @@ def _view(facts: Facts, legal: np.ndarray, blueprints: np.ndarray) -> _View:
 
 
 def _relative(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """The difference over the sum of magnitudes: within [-1, 1], half the relative change where that is small."""
+    """Difference over the sum of magnitudes: within [-1, 1], about half the relative change if that is small."""
     return (new - old) / (np.abs(new) + np.abs(old))
 
 
 def _doublings(extra: np.ndarray, host: np.ndarray) -> np.ndarray:
-    """How often `extra` parameters double a host: 1 for as many as it has."""
+    """Doublings of a host by `extra` parameters: 1 for as many as it has."""
     return np.log2(1 + np.maximum(extra, 0) / np.maximum(host, 1))
 
 
@@ -157,7 +165,7 @@ def _one_hot(index: np.ndarray, size: int) -> np.ndarray:
 
 
 def _slope(window: np.ndarray) -> np.ndarray:
-    """Least-squares slope per host epoch over the longest span, over the mean magnitude; unmeasured ones skipped."""
+    """Least-squares slope per host epoch over the longest span, divided by the mean magnitude; NaN are skipped."""
     recent = window[:, -1 - SPANS[-1] :]
     seen, time = ~np.isnan(recent), np.arange(SPANS[-1] + 1)
     values, count = np.where(seen, recent, 0.0), seen.sum(1, keepdims=True)
@@ -189,8 +197,13 @@ def _room(view: _View) -> np.ndarray:
     return np.maximum(0, 1 - view.slots.occupied.sum(1) / limit)
 
 
+def _acted_on(view: _View) -> np.ndarray:
+    action = view.facts.previous_action
+    return (action[:, [Column.OP]] != Op.WAIT) & _one_hot(action[:, Column.SLOT], view.live.shape[1])
+
+
 def _seed_blueprint(view: _View) -> np.ndarray:
-    """Each seed's row of the blueprint table; index -1, which is no seed, finds the zeros at the end."""
+    """Each seed's row of the blueprint table; index -1 (no seed) selects the zeros at the end."""
     num_slots, _, size = view.blueprints.shape
     rows = np.concatenate([view.blueprints, np.zeros((num_slots, 1, size), np.float32)], axis=1)
     return rows[np.arange(num_slots), view.slots.blueprint]
@@ -244,12 +257,13 @@ BASE_FEATURES = Table(
     Feature("room", "share of the allowed seeds that may still come", _room),
     Feature("gradient", "log10 of the host's gradient norm", lambda v: np.log10(v.facts.host_gradient_norm), 2),
     Feature("gradient_known", "it was measured", lambda v: ~np.isnan(v.facts.host_gradient_norm)),
-    Feature("previous_op", "chosen last", lambda v: _one_hot(v.facts.previous_action[:, 0], len(Op)), None, _OP_NAMES),
+    Feature("previous_op", "the last operation",
+            lambda v: _one_hot(v.facts.previous_action[:, Column.OP], len(Op)), None, _OP_NAMES),
     Feature("incubation", "how seeds learn before they count",
             lambda v: [mode == v.facts.lifecycle.incubation for mode in INCUBATIONS], None, INCUBATIONS),
 )
 
-# Of each blueprint in each slot; 0 throughout where it does not fit. Also told of the blueprint a slot's seed has.
+# Of each blueprint in each slot; all 0 where it does not fit. Also part of the slot table, for the seed's blueprint.
 BLUEPRINT_FEATURES = Table(
     Feature("fits", "the blueprint fits the slot", lambda f: f.blueprint_parameters >= 0),
     Feature("size", "log2(1 + its / host's)", lambda f: _doublings(f.blueprint_parameters, f.host_parameters[0]), 1),
@@ -286,8 +300,7 @@ SLOT_FEATURES = Table(
     Feature("gradient_known", "the seed's norm was measured", lambda v: ~np.isnan(v.slots.gradient_norm)),
     Feature("seed_size", "log2(1 + seed's parameters / host's), gate included",
             lambda v: _doublings(v.facts.seed_parameters, v.facts.host_parameters[:, None]), 1),
-    Feature("acted_on", "the last action was here", lambda v: (v.facts.previous_action[:, :1] != 0) & _one_hot(
-        v.facts.previous_action[:, 1], v.live.shape[1])),
+    Feature("acted_on", "the last action was in this slot", _acted_on),
     Feature("legal", "operations that are legal here", lambda v: v.legal.transpose(0, 2, 1), None, _OP_NAMES),
     Feature("blueprint", "the blueprint of its seed", _seed_blueprint, None, BLUEPRINT_FEATURES.names),
 )
@@ -296,7 +309,7 @@ SLOT_FEATURES = Table(
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """How many values describe a host, a slot and a blueprint; by default those of the tables."""
+    """Numbers of features of a host, a slot and a blueprint; by default those of the tables."""
 
     base: int = len(BASE_FEATURES.names)
     slot: int = len(SLOT_FEATURES.names)
@@ -310,7 +323,7 @@ class ObservationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a policy sees: finite float32 arrays with values in [-1, 1]."""
+    """Features of N hosts: finite float32 arrays with values in [-1, 1]."""
 
     base: np.ndarray  # (N, F_base)
     slots: np.ndarray  # (N, S, F_slot)
@@ -323,7 +336,7 @@ class Observation:
 
 
 def observe(facts: Facts, masks: Masks | None = None) -> Observation:
-    """The features of N hosts; `masks` saves time if `legal_masks(facts)` is at hand already."""
+    """The features of N hosts; pass `masks` if `legal_masks(facts)` was computed already."""
     if (facts.host_parameters != facts.host_parameters[0]).any():
         low, high = facts.host_parameters.min(), facts.host_parameters.max()
         raise ValueError(
@@ -331,7 +344,7 @@ def observe(facts: Facts, masks: Masks | None = None) -> Observation:
             "parameters; observe them apart"
         )
     num_hosts, num_slots = facts.slots.stage.shape
-    # Overflow and division by zero are expected of hosts that break: infinities meet a bound, NaN becomes 0.
+    # Overflow and division by zero happen in hosts that diverge: infinities are clamped, NaN becomes 0.
     with np.errstate(all="ignore"):
         blueprints = BLUEPRINT_FEATURES.fill(facts, facts.blueprint_parameters.shape)
         view = _view(facts, (masks or legal_masks(facts)).slot, blueprints)
@@ -341,9 +354,9 @@ def observe(facts: Facts, masks: Masks | None = None) -> Observation:
 
 
 def flatten(observation: Observation, max_slots: int | None = None) -> np.ndarray:
-    """One row per host (N, F_base + max_slots * F_slot), zeros for slots that are not there.
+    """One row per host (N, F_base + max_slots * F_slot), padded with zeros.
 
-    Blueprint features are left out: they are constants of a task, and flat clients know blueprints by index.
+    Blueprint features are left out: they are constant within a task, where blueprints are known by index.
     """
     num_hosts, num_slots, size = observation.slots.shape
     if max_slots is not None and num_slots > max_slots:

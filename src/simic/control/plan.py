@@ -1,4 +1,4 @@
-"""PlanController: a fixed plan that fits any task. It says when to plant and what, and never looks at how hosts fare.
+"""PlanController: a fixed plan of when to plant which blueprints, for any task; it ignores measurements.
 
 Shapes: N hosts, S slots, H heads of an action.
 """
@@ -10,45 +10,44 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from simic import pretrained
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.lifecycle.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, STYLES, TEMPOS, Op
+from simic.lifecycle.actions import ALPHA_TARGETS, HEAD_VALUES, HEADS, TEMPOS, Column, Op
 from simic.lifecycle.stages import LifecycleConfig
 from simic.storage.files import write_file
 from simic.storage.json_files import read_json
 
 MAX_BYTES = 2**20
-"""Of a plan's file."""
+"""Size of a plan's file."""
 MAX_NUMBER = 1_000_000
-"""Decisions and seeds of a plan: more than any episode has."""
+"""Upper limit of decisions and seeds: more than any episode has."""
 REMEDY = "`simic plan` writes one"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """When to germinate what. Seeds are advanced and fossilised as soon as that is legal; times are decisions."""
+    """When to germinate what; times are decisions. Seeds are advanced and fossilized as soon as that is legal."""
 
     first: int = 0
     """Decision of the first seed."""
     interval: int = 4
-    """Decisions between one seed and the next."""
+    """Decisions between two seeds."""
     max_seeds: int = 1
-    """Slots that get a seed at most, those near the input first."""
+    """Maximum number of slots that get a seed, those near the input first."""
     blueprints: tuple[str, ...] = ()
-    """Names in order of preference; `size` decides in a slot that none of them fits."""
+    """Names in order of preference; in a slot that none of them fits, `size` decides."""
     size: float = 0.5
-    """Rank by parameters among the blueprints that fit a slot: 0 is the smallest, 1 the largest."""
+    """Rank by parameters among the blueprints that fit a slot: 0 for the smallest, 1 for the largest."""
     style: str = "linear-add"
     """How seeds are blended in."""
     tempo: int = 3
-    """Decisions that the ramp takes."""
+    """Length of the ramp in decisions."""
     alpha_target: float = 1.0
-    """Where the ramp ends."""
+    """Alpha at the end of the ramp."""
 
     def __post_init__(self) -> None:
         for name, least in (("first", 0), ("interval", 1), ("max_seeds", 0)):
@@ -71,7 +70,7 @@ class Plan:
 
 
 def load_plan(path: Path | None = None) -> Plan:
-    """The plan in a JSON file; without one the plan that ships with simic, the best found on training tasks."""
+    """The plan in a JSON file, or the one that ships with simic, the best found on training tasks."""
     if path is None:
         with resources.as_file(pretrained.PLAN) as shipped:
             return load_plan(shipped)
@@ -90,7 +89,7 @@ def load_plan(path: Path | None = None) -> Plan:
 
 
 class PlanController:
-    """Carries out one plan for all hosts."""
+    """Follows one plan on all hosts."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -104,21 +103,14 @@ class PlanController:
         heads = (plan.style, plan.tempo, plan.alpha_target)
         return plant(move_on(masks), facts, masks, due, blueprint, *heads)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is remembered: time and seeds are in the facts."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to remember."""
-
 
 def move_on(masks: Masks) -> np.ndarray:
-    """Fossilise where that is legal, else advance where that is, else wait (N, H)."""
+    """Fossilize where legal, else advance where legal, else wait (N, H)."""
     actions = np.zeros((len(masks.op), len(HEADS)), dtype=np.int64)
-    for op in (Op.ADVANCE, Op.FOSSILIZE):  # the later takes precedence
+    for op in (Op.ADVANCE, Op.FOSSILIZE):  # the last takes precedence
         chosen = masks.op[:, op]
-        actions[chosen, 0] = op
-        actions[chosen, 1] = masks.slot[chosen, op].argmax(1)
+        actions[chosen, Column.OP] = op
+        actions[chosen, Column.SLOT] = masks.slot[chosen, op].argmax(1)
     return actions
 
 
@@ -132,29 +124,38 @@ def plant(
     tempo: int = 3,
     alpha_target: float = 1.0,
 ) -> np.ndarray:
-    """The actions (N, H), with a seed of each slot's blueprint (S,) in the first empty slot where one is due (N,).
+    """Replace wait by germinate in the first empty slot of hosts where a seed is due (N,), if it can fossilize in time.
 
-    A host with something else to do does that first; a seed that could not become a fossil in time is not planted.
+    `blueprint` (S,) is the blueprint to plant in each slot.
     """
     left = np.where(facts.horizon > 0, facts.horizon - facts.decision, np.iinfo(np.int64).max)
     in_time = left >= decisions_to_fossil(facts.lifecycle, tempo)
-    chosen = due & in_time & masks.op[:, Op.GERMINATE] & (actions[:, 0] == Op.WAIT)
+    chosen = due & in_time & masks.op[:, Op.GERMINATE] & (actions[:, Column.OP] == Op.WAIT)
     slot = masks.slot[:, Op.GERMINATE].argmax(1)
-    row = np.zeros_like(actions)
-    row[:, 0], row[:, 1], row[:, 2] = Op.GERMINATE, slot, blueprint[slot]
-    row[:, 3] = [known.name for known in STYLES].index(style)
-    row[:, 4], row[:, 5] = TEMPOS.index(tempo), ALPHA_TARGETS.index(alpha_target)
-    return np.where(chosen[:, None], row, actions)
+    rows = germinate_rows(slot, blueprint[slot], style, tempo, alpha_target)
+    return np.where(chosen[:, None], rows, actions)
+
+
+def germinate_rows(
+    slot: np.ndarray, blueprint: np.ndarray, style: str, tempo: int, alpha_target: float = 1.0
+) -> np.ndarray:
+    """Actions (N, H) that germinate a blueprint (N,) in a slot (N,)."""
+    rows = np.zeros((len(slot), len(HEADS)), dtype=np.int64)
+    rows[:, Column.OP], rows[:, Column.SLOT], rows[:, Column.BLUEPRINT] = Op.GERMINATE, slot, blueprint
+    rows[:, Column.STYLE] = HEAD_VALUES["style"].index(style)
+    rows[:, Column.TEMPO] = TEMPOS.index(tempo)
+    rows[:, Column.ALPHA_TARGET] = ALPHA_TARGETS.index(alpha_target)
+    return rows
 
 
 def decisions_to_fossil(lifecycle: LifecycleConfig, tempo: int) -> int:
-    """Decisions from germination to fossilisation, both included: the ramp, advance, fossilize."""
+    """Decisions from germination to fossilization, both included: the ramp, advance, fossilize."""
     incubation = 1 + lifecycle.min_training_decisions if lifecycle.has_training_stage else 0
     return tempo + 2 + incubation
 
 
 def pick_blueprints(facts: Facts, names: Sequence[str], size: float) -> np.ndarray:
-    """For every slot (S,) the first of these that fits, else the one of that rank by parameters; -1 if none fits."""
+    """For every slot (S,) the first of `names` that fits, else the blueprint of rank `size` by parameters, else -1."""
     picked = np.full(len(facts.slot_names), -1)
     for slot, parameters in enumerate(facts.blueprint_parameters):
         fitting = np.flatnonzero(parameters >= 0)

@@ -1,44 +1,89 @@
-"""Controllers by name, or from a file: a plan (.json) or a trained one."""
+"""Controllers by name, or from a file: a plan (.json) or a trained one. Nothing here loads torch until one is made."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from simic.control.autogrow import AutoGrowController
 from simic.control.baselines import Controller, RandomController, WaitController
 from simic.control.heuristic import HeuristicController
-from simic.control.learned import LearnedController, holds_controller
 from simic.control.plan import PlanController, load_plan
-from simic.growth.isolation import preserved_rng
+from simic.registry import Registry, nearest
 
-CONTROLLERS: dict[str, Callable[[int], Controller]] = {
-    "heuristic": lambda rng_seed: HeuristicController(),
-    "random": RandomController,
-    "wait": lambda rng_seed: WaitController(),
-    "autogrow": lambda rng_seed: AutoGrowController(),
-    "plan": lambda rng_seed: PlanController(load_plan()),
-    "pretrained": lambda rng_seed: LearnedController.pretrained(rng_seed=rng_seed),
-}
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+class ControllerEntry(NamedTuple):
+    """A registered controller."""
+
+    make: Callable[..., Controller]
+    description: str
+
+
+CONTROLLERS: Registry[ControllerEntry] = Registry("controller")
+
+
+def controller(name: str, *, description: str = "") -> Callable[[Maker], Maker]:
+    """Register a controller class, or a function that returns a controller. `rng_seed` is passed if it takes one.
+
+    `description` is what an evaluation says about it; without one it is the first line of the docstring.
+    """
+
+    def register(make: Maker) -> Maker:
+        entry = ControllerEntry(make, description or (inspect.getdoc(make) or name).splitlines()[0])
+        CONTROLLERS.add(name, entry, make)
+        return make
+
+    return register
+
+
+controller("heuristic", description="grows on a plateau, keeps what contributes")(HeuristicController)
+controller("random", description="legal actions, drawn uniformly")(RandomController)
+controller("wait", description="never grows: the host alone (static_small)")(WaitController)
+controller("autogrow", description="periodic growth until no gain (after AutoGrow, Wen et al. 2020)")(
+    AutoGrowController
+)
+
+
+@controller("plan", description="the best fixed plan found on training tasks")
+def _shipped_plan() -> Controller:
+    return PlanController(load_plan())
+
+
+@controller("pretrained", description="the trained controller that ships with simic")
+def _pretrained(rng_seed: int) -> Controller:
+    from simic.control.learned import LearnedController
+
+    return LearnedController.pretrained(rng_seed=rng_seed)
 
 
 def make_controller(name: str, rng_seed: int = 0) -> Controller:
-    """A controller by name, or the plan or trained one in a file. The global random streams stay where they are."""
-    with preserved_rng():  # a network is built with random weights before its own are loaded
+    """A controller by name, or the plan or trained controller in a file. Global random streams are preserved."""
+    from simic.growth.isolation import preserved_rng
+
+    with preserved_rng():  # a network draws initial weights before the saved ones are loaded
         if name in CONTROLLERS:
-            return CONTROLLERS[name](rng_seed)
+            make = CONTROLLERS[name].make
+            return make(rng_seed=rng_seed) if "rng_seed" in inspect.signature(make).parameters else make()
         if _is_plan(name):
             return PlanController(load_plan(Path(name)))
         if Path(name).is_file():
+            from simic.control.learned import LearnedController
+
             return LearnedController.load(name, rng_seed=rng_seed)
     raise ValueError(
         f"controller must be one of {', '.join(CONTROLLERS)}, the path of a plan or a trained one, or an object, "
-        f"got {name!r}"
+        f"got {name!r}; {nearest(name, CONTROLLERS)}"
     )
 
 
 def names_controller(name: str) -> bool:
-    """Whether `make_controller` knows what to do with it, rather than it being something else of ours."""
+    """Whether `make_controller` accepts this: a registered name, or the file of a plan or a trained controller."""
+    from simic.control.learned import holds_controller
+
     return name in CONTROLLERS or _is_plan(name) or holds_controller(name)
 
 

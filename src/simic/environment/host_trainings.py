@@ -25,7 +25,7 @@ from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.lifecycle.actions import HEADS, Column
 from simic.lifecycle.slots import note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
-from simic.rewards.schemes import RewardBreakdown, RewardConfig, earned_next, reward
+from simic.rewards.schemes import RewardBreakdown, RewardConfig, compute_reward, earned_next
 from simic.rewards.score import RENT_WEIGHT, quality, score
 from simic.rewards.transition import Transition
 from simic.stacked.data import StackedData
@@ -139,7 +139,7 @@ class HostTrainings:
         self._previous_action = actions.copy()
         after, paid = self.facts(), None
         if self.reward is not None:
-            paid = reward(self._transition(actions, before, after, final, broken), self.reward)
+            paid = compute_reward(self._transition(actions, before, after, final, broken), self.reward)
             self._earned = earned_next(self._earned, paid, self.reward.gamma)
         return Outcome(facts=after, reward=paid, ended=ended, verdict=verdict)
 

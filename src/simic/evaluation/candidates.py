@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from simic.control.autogrow import AutoGrowController
-from simic.control.baselines import RandomController, WaitController
+from simic.control.baselines import WaitController
 from simic.control.facts import Facts
-from simic.control.heuristic import HeuristicController
 from simic.control.learned import (
     LearnedController,
     load_network,
@@ -30,6 +29,7 @@ from simic.control.learned import (
 from simic.control.legality import legal_masks, replace_illegal
 from simic.control.observation import observe
 from simic.control.plan import PlanController, load_plan
+from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.episodes import EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings
@@ -40,11 +40,10 @@ from simic.evaluation.parsing import Candidate, NamedTask
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
-from simic.policy.network import FactoredRecurrentActorCritic
+from simic.policy.network import ActorCritic
 from simic.storage.checkpoint import find_checkpoint, is_checkpoint
 from simic.storage.run_directory import RunDirectory
-from simic.tasks.families import find_family
-from simic.tasks.task import Task, make_task
+from simic.tasks.task import Task
 from simic.training.episodes import PolicyWeights
 
 EVALUATION = 0xE7A1
@@ -84,13 +83,13 @@ class Unit(NamedTuple):
 
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     """The measured episodes of a unit as JSON values; of a learned controller also the inputs of its ablations."""
-    task = find_task(unit.task)
+    task = unit.task.find()
     if unit.kind == "static_wide":
         return _play_wide(settings, task, unit.inputs)
     trainings = settings.trainings(task)
     if unit.kind == "static_final":
         plant_fossils(trainings, unit.inputs)
-    controller = CONTROLLERS[unit.kind](settings, unit.inputs)
+    controller = _make_controller(settings, unit)
     own = trainings.hosts.host_parameters
     record, episodes = evaluate_episodes(trainings, controller.act, settings.rng_seeds, own)
     part: dict[str, Any] = {"episodes": episodes}
@@ -109,20 +108,14 @@ def evaluate_episodes(
     return record, measure_episodes(record, flops, rng_seeds, host_parameters)
 
 
-def find_task(task: NamedTask) -> Task:
-    """The task of that name."""
-    if task.split is None:
-        return make_task(task.name, data_dir=task.data_dir)
-    return find_family(task.name).draw_task(task.index, task.split)
-
-
 def inputs_of(candidate: Candidate) -> Any:
     """What a contestant comes with: a plan, or the weights of the controller that it is or derives from."""
     if candidate.kind == "plan":
         return load_plan(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
-        return PolicyWeights.of(_find_network(candidate.path))
-    return None
+        given = candidate.controller
+        return PolicyWeights.of(_find_network(candidate.path) if given is None else given.network)
+    return candidate.controller
 
 
 def inputs_from_episodes(kind: str, part: dict[str, Any]) -> Any:
@@ -135,7 +128,7 @@ def inputs_from_episodes(kind: str, part: dict[str, Any]) -> Any:
     return most_frequent(np.array(part["actions"], dtype=np.int64))
 
 
-def _find_network(path: Path | None) -> FactoredRecurrentActorCritic:
+def _find_network(path: Path | None) -> ActorCritic:
     """From a saved controller, a checkpoint or a run; a run that is not done gives its newest checkpoint."""
     if path is None:
         return load_pretrained()
@@ -167,7 +160,7 @@ class ReplayController:
 class ShuffledController:
     """A network that sees other hosts than those it leads; masks are their own, its memory is of what it saw."""
 
-    def __init__(self, network: FactoredRecurrentActorCritic, num_hosts: int, *, greedy: bool = True) -> None:
+    def __init__(self, network: ActorCritic, num_hosts: int, *, greedy: bool = True) -> None:
         self.network, self.greedy = network.eval(), greedy
         self.seen = derangement(num_hosts)
         self._state = network.initial_state(num_hosts)
@@ -209,17 +202,21 @@ def _shuffled(settings: Settings, weights: PolicyWeights) -> ShuffledController:
     return ShuffledController(weights.network(), len(settings.rng_seeds), greedy=settings.greedy)
 
 
-CONTROLLERS: dict[str, Callable[[Settings, Any], Any]] = {
-    "wait": lambda settings, inputs: WaitController(),
-    "random": lambda settings, inputs: RandomController(EVALUATION),
-    "heuristic": lambda settings, inputs: HeuristicController(),
-    "autogrow": lambda settings, inputs: AutoGrowController(),
+WITH_INPUTS: dict[str, Callable[[Settings, Any], Any]] = {
     "plan": lambda settings, plan: PlanController(plan),
     "learned": _learned,
     "replay": lambda settings, rows: ReplayController(rows),
     "shuffled": _shuffled,
     "static_final": lambda settings, inputs: WaitController(),
+    "object": lambda settings, controller: deepcopy(controller),  # each task starts without memory of another
 }
+"""Controllers that are made from inputs; the others come from the registry."""
+
+
+def _make_controller(settings: Settings, unit: Unit) -> Any:
+    if unit.kind in WITH_INPUTS:
+        return WITH_INPUTS[unit.kind](settings, unit.inputs)
+    return make_controller(unit.kind, EVALUATION)
 
 
 # Networks that do not grow.

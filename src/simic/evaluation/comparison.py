@@ -1,14 +1,16 @@
-"""evaluate: every contestant leads the same fresh hosts; what they came to, as one table of results.
+"""ComparisonRun: every controller trains the same fresh hosts; what they reach becomes one table of results.
 
-A unit of work is one contestant on one task, all rng seeds stacked. Units run over the workers; each that is done is
-kept under a hash of what determines it, so that an evaluation that was killed goes on where it stood.
+A unit of work is one controller on one task, with the hosts of all rng seeds stacked. Units run in worker processes.
+Each finished unit is cached under a hash of everything that determines it, so an interrupted evaluation continues.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 import time
+import uuid
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -18,72 +20,35 @@ import numpy as np
 import torch
 
 import simic
+from simic.control.registry import CONTROLLERS
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.evaluation.candidates import Settings, Unit, find_task, inputs_from_episodes, inputs_of, play_unit
+from simic.evaluation.candidates import Settings, Unit, inputs_from_episodes, inputs_of, play_unit
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.groups import Groups
-from simic.evaluation.output import FORMAT, ProgressReporter, ResultCache, print_tables, write_results
+from simic.evaluation.output import FORMAT, MAIN_FIGURE, ResultCache
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.lifecycle.stages import LifecycleConfig
+from simic.plugins import plugin_files
 from simic.rewards.score import RENT_WEIGHT
+from simic.tasks.registry import FAMILIES, TASKS
 from simic.training.episodes import PolicyWeights
+from simic.training.progress import Progress
 from simic.workers.build import make_pool
 from simic.workers.protocol import Pool
+from simic.workers.threads import single_thread
 
 DECISIVE = (
     *("control", "environment", "growth", "lifecycle", "policy", "rewards", "stacked", "tasks"),
     *("evaluation/candidates.py", "evaluation/flops.py", "evaluation/measures.py"),
 )
-"""The code that episodes follow from: parts made by other code are not used."""
+"""The code that episodes depend on; cached units of other code are not reused."""
+DERIVED = ("static_final", "static_wide", "replay")
+"""Ablations whose inputs come from the episodes of the learned controller."""
 
 
-def evaluate(
-    controllers: Sequence[str],
-    tasks: Sequence[str],
-    rng_seeds: Sequence[int],
-    *,
-    out: Path | None = None,
-    workers: int = 0,
-    quiet: bool = True,
-    **options: Any,
-) -> dict[str, Any]:
-    """Compare controllers on the same fresh hosts; `options` are the other fields of EvaluationConfig.
-
-    Results, parts to resume from and a report are written to `out`. They do not depend on the number of workers.
-    """
-    config = EvaluationConfig(
-        controllers=tuple(controllers), tasks=tuple(tasks), rng_seeds=tuple(map(int, rng_seeds)), **options
-    )
-    contest = Comparison(config, None if out is None else out / "parts", quiet=quiet)
-    for reading in config.lineup.readings:
-        contest.reporter.say(reading)
-    results = contest.run(workers)
-    if out is not None:
-        write_results(results, contest.timing(), out)
-        print_tables(results, contest.reporter.console)
-        for note in results["notes"]:
-            contest.reporter.say(note)
-        contest.reporter.say(f"results: {out / 'results.json'}")
-        write_report(results, out / "report.html", contest.reporter)
-    return results
-
-
-def write_report(results: dict[str, Any], path: Path, reporter: ProgressReporter) -> None:
-    """The HTML report, if there is something to plot with."""
-    try:
-        import matplotlib  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        reporter.say("no report, because matplotlib is missing: pip install 'simic-rl[report]'")
-        return
-    from simic.dashboard.evaluation_report import write_evaluation_report
-
-    write_evaluation_report(results, path)
-    reporter.say(f"report: {path}")
-
-
-class Comparison:
-    """The units of an evaluation, and the parts that are done."""
+class ComparisonRun:
+    """The units of an evaluation, and those that are done."""
 
     def __init__(self, config: EvaluationConfig, directory: Path | None = None, *, quiet: bool = True) -> None:
         self.config = config
@@ -97,48 +62,59 @@ class Comparison:
         self.inputs = {own.label: inputs_of(own) for own in config.candidates}
         for task in config.named_tasks:
             if task.split is None:
-                find_task(task)  # files that are missing are told before any work is done
-        self._digests = {label: _digest(inputs) for label, inputs in self.inputs.items()}
+                task.find()  # missing data files are reported before any work is done
+        self._digests = {own.label: _digest(own, self.inputs[own.label]) for own in config.candidates}
         self.parts = ResultCache(directory)
-        self.reporter = ProgressReporter(len(config.candidates) * len(config.named_tasks), quiet=quiet)
+        self.progress = Progress(quiet=quiet)
+        self._done = 0
 
     def run(self, workers: int) -> dict[str, Any]:
-        """Play what is not done yet: first who stands alone, then who derives from their episodes."""
-        pool, threads = make_pool(_timed_unit, workers=workers), torch.get_num_threads()
-        torch.set_num_threads(1)  # as in workers: sums come in one order
+        """Play the units that are not cached and return the content of results.json."""
+        pool = make_pool(_timed_unit, workers=workers)
         try:
-            with self.reporter.shown():
-                for derived in (False, True):
-                    self._play(pool, [own for own in self.config.candidates if _is_derived(own) == derived])
+            with single_thread(), self.progress:
+                for derived in (False, True):  # ablations need the episodes of their learned controller
+                    self._play(pool, [own for own in self.config.candidates if (own.kind in DERIVED) == derived])
         finally:
-            torch.set_num_threads(threads)
             pool.close()
         return self._results()
 
     def timing(self) -> dict[str, Any]:
-        """Seconds of work in every unit, by contestant and task."""
+        """Seconds of work of every unit, by controller and task."""
         return {
             own.label: {str(task): self._part(own, task)["seconds"] for task in self.config.named_tasks}
             for own in self.config.candidates
         }
 
     def _play(self, pool: Pool, candidates: Sequence[Candidate]) -> None:
-        waiting = []
+        pending = []
         for task in self.config.named_tasks:
             for own in candidates:
-                part = self.parts.get(self._key(own, task))
-                if part is None:
-                    waiting.append((own, task))
+                if self.parts.get(self._key(own, task)) is None:
+                    pending.append((own, task))
                 else:
-                    self.reporter.done(own.label, str(task), part, kept=True)
-        units = [Unit(task, own.kind, self._inputs(own, task)) for own, task in waiting]
+                    self._show(own, task, None)
+        units = [Unit(task, own.kind, self._inputs(own, task)) for own, task in pending]
         for index, part in pool.stream(self.settings, units):
-            own, task = waiting[index]
+            own, task = pending[index]
             self.parts.put(self._key(own, task), part)
-            self.reporter.done(own.label, str(task), part, kept=False)
+            self._show(own, task, part)
+
+    def _show(self, candidate: Candidate, task: NamedTask, part: dict[str, Any] | None) -> None:
+        """Show a finished unit; a cached one (None) only moves the bar."""
+        self._done += 1
+        total = len(self.config.candidates) * len(self.config.named_tasks)
+        self.progress.describe(candidate.label)
+        self.progress.bar(self._done, total)
+        if part is not None and not self.progress.has_bar:
+            scores = [episode["score"] for episode in part["episodes"]]
+            figure = f"{MAIN_FIGURE} {sum(scores) / len(scores):.2f}" if scores else part["note"]
+            self.progress.print(
+                f"{self._done}/{total}  {candidate.label} on {task}: {figure}  ({part['seconds']:.1f} s)"
+            )
 
     def _inputs(self, candidate: Candidate, task: NamedTask) -> Any:
-        if not _is_derived(candidate):
+        if candidate.kind not in DERIVED:
             return self.inputs[candidate.label]
         of = next(own for own in self.config.candidates if own.label == candidate.of)
         return inputs_from_episodes(candidate.kind, self._part(of, task))
@@ -149,8 +125,14 @@ class Comparison:
         return part
 
     def _key(self, candidate: Candidate, task: NamedTask) -> str:
-        """A hash of what the episodes of a unit follow from."""
-        whole = (_code(), torch.__version__, self.settings, task, candidate.kind, self._digests[candidate.label])
+        """A hash of everything that the episodes of a unit depend on."""
+        makers = [
+            entry.make for name, entry in (*CONTROLLERS.items(), *TASKS.items()) if name in (candidate.kind, task.name)
+        ]
+        makers += [FAMILIES[task.name]] if task.name in FAMILIES else []
+        sources = [_source(maker.__module__) for maker in makers]
+        digest = self._digests[candidate.label]
+        whole = (_code(plugin_files()), torch.__version__, self.settings, task, candidate.kind, digest, sources)
         return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 
     def _results(self) -> dict[str, Any]:
@@ -158,7 +140,7 @@ class Comparison:
         for own in config.candidates:
             parts = {str(task): self._part(own, task) for task in config.named_tasks}
             missed = [part["note"] for part in parts.values() if "note" in part]
-            if missed:  # comparisons are of the same hosts, or of nothing
+            if missed:  # controllers are compared on the same hosts or not at all
                 notes.append(f"{own.label} is left out: {missed[0]}")
                 continue
             for task, part in parts.items():
@@ -203,13 +185,10 @@ def _timed_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     return play_unit(settings, unit) | {"seconds": time.monotonic() - began}
 
 
-def _is_derived(candidate: Candidate) -> bool:
-    """Whether what it is given depends on episodes of another."""
-    return candidate.kind in ("static_final", "static_wide", "replay")
-
-
-def _digest(inputs: Any) -> str:
-    """A hash of what a contestant is given on every task."""
+def _digest(candidate: Candidate, inputs: Any) -> str:
+    """A hash of a controller's inputs."""
+    if candidate.kind == "object":
+        return uuid.uuid4().hex  # the code of a user's class cannot be hashed: its units are never reused
     if not isinstance(inputs, PolicyWeights):
         return repr(inputs)
     digest = hashlib.sha256(repr(inputs.config).encode())
@@ -219,8 +198,17 @@ def _digest(inputs: Any) -> str:
 
 
 @cache
-def _code() -> str:
+def _source(module: str) -> str:
+    """A hash of the file of a module; of a notebook, which has none, a new one in every process."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return uuid.uuid4().hex if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@cache
+def _code(plugins: tuple[Path, ...]) -> str:
     root, digest = Path(simic.__file__).parent, hashlib.sha256()
+    for file in plugins:
+        digest.update(file.read_bytes())
     for name in DECISIVE:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:

@@ -1,74 +1,84 @@
-"""EvaluationConfig: who is compared, on what. Nothing here loads torch: a wrong setting is named at once."""
+"""EvaluationConfig: which controllers are compared, on which tasks. Nothing here loads torch."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
 from simic.evaluation.parsing import Candidate, Lineup, NamedTask, parse_controllers, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.plugins import loaded_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """An evaluation; everything that its results follow from."""
+    """Everything that the results of an evaluation depend on."""
 
-    controllers: tuple[str, ...]
-    """Words of names of rules, `pretrained`, paths of trained controllers or plans; name=PATH,PATH judges as one."""
-    tasks: tuple[str, ...]
-    """FAMILY[:SPLIT] or names of tasks."""
-    rng_seeds: tuple[int, ...]
-    """Every task has one host for each."""
+    controllers: tuple[str, ...] = ("wait", "random", "plan", "heuristic", "autogrow")
+    """Controllers, separated by commas or spaces: names, runs, checkpoints, controller files or plans (.json).
+    NAME=PATH labels one; NAME=PATH,PATH is one group of several policies, up to the end of the word:
+    `wait,heuristic ours=runs/a,runs/b baseline=runs/c`."""
+    tasks: tuple[str, ...] = ("mlp:held_out",)
+    """Tasks, separated by commas: FAMILY[:SPLIT] (by default held_out) or the name of a task."""
+    rng_seeds: tuple[int, ...] = tuple(range(10))
+    """Seeds of the hosts of every task."""
     num_tasks: int = 16
-    """Tasks that are drawn from each family."""
+    """Tasks drawn from each family."""
     horizon: int = EpisodeConfig.horizon
-    """Decisions of an episode."""
+    """Decisions per episode."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     ablations: bool = False
-    """Whether every learned controller is also compared with baselines derived from its own episodes."""
+    """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide,
+    replay and shuffled."""
     sample: bool = False
-    """Whether learned controllers draw their actions rather than take the likeliest."""
+    """Learned controllers sample their actions instead of taking the most probable one."""
     data_dir: str | None = None
-    """Where tasks that read files find them."""
+    """Directory of the files of tasks that read some."""
+    objects: tuple[Candidate, ...] = field(
+        default=(), repr=False, metadata={"not_a_setting": "it exists in Python only"}
+    )
+    """Controllers given as Python objects."""
 
     def __post_init__(self) -> None:
         if not self.rng_seeds or min(self.rng_seeds) < 0 or len(set(self.rng_seeds)) < len(self.rng_seeds):
-            raise ValueError(f"rng seeds must be different numbers from 0 on, at least one, got {self.rng_seeds}")
+            raise ValueError(f"rng seeds must be at least one, different and not negative, got {self.rng_seeds}")
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
         EpisodeConfig(horizon=self.horizon)
-        if len(self.candidates) * len(self.rng_seeds) * len(self.named_tasks) == len(self.candidates):
-            raise ValueError("one host says nothing about another: give at least 2 rng seeds, or 2 tasks")
+        if self.candidates and len(self.rng_seeds) * len(self.named_tasks) == 1:
+            raise ValueError("one host gives no confidence interval: give at least 2 rng seeds, or 2 tasks")
 
     @cached_property
     def lineup(self) -> Lineup:
-        """Who competes, ablations included, and how the words were read."""
-        return parse_controllers(self.controllers, ablations=self.ablations)
+        """The candidates, and notes on how ambiguous words were read."""
+        return parse_controllers(self.controllers, ablations=self.ablations, objects=self.objects)
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Who competes, ablations included."""
+        """The controllers that are compared, ablations included."""
         return self.lineup.candidates
 
     @cached_property
     def named_tasks(self) -> list[NamedTask]:
-        """On what."""
+        """The tasks, with those drawn from families."""
         return parse_tasks(self.tasks, self.num_tasks, self.data_dir)
 
     @property
     def command(self) -> str:
-        """The command line that gives the same results; where they go and how many workers there are is left open."""
+        """The command line that gives the same results; output directory and number of workers are left open."""
         first, count = min(self.rng_seeds), len(self.rng_seeds)
-        if self.rng_seeds != tuple(range(first, first + count)):
-            return f"simic.evaluation.evaluate with {self}"
-        controllers = shlex.join(self.controllers)  # words: a comma would let a group go on
+        if self.objects or self.rng_seeds != tuple(range(first, first + count)):
+            objects = f" and the objects {', '.join(own.label for own in self.objects)}" if self.objects else ""
+            return f"simic.evaluate with {self}{objects}"
+        controllers = shlex.join(self.controllers)  # separate words: a comma would continue a group
         words = ["simic evaluate", f"--controllers {controllers}", f"--tasks {','.join(self.tasks)}"]
         words += [f"--num-tasks {self.num_tasks}", f"--rng-seeds {count}", f"--horizon {self.horizon}"]
         words += [f"--first-rng-seed {first}"] * (first > 0)
         words += [f"--incubation {self.incubation}"] * (self.incubation != LifecycleConfig.incubation)
         words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
+        words += [f"--plugin {name}" for name in loaded_plugins()]
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample
         return " ".join(words)

@@ -22,7 +22,7 @@ from simic.control.governor import Verdict
 from simic.environment.episodes import EpisodeRecord
 from simic.environment.host_trainings import HostTrainings
 from simic.growth.blend import OPERATORS
-from simic.growth.blueprints import Gate, get_blueprint
+from simic.growth.blueprints import BLUEPRINTS, Gate
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -66,7 +66,7 @@ class TrainingFlops:
         """Operations per sample of a seed of this kind in this slot."""
         site = self._hosts.sites[slot]
         with preserved_rng():
-            branch = get_blueprint(blueprint).build(site.shape)
+            branch = BLUEPRINTS[blueprint].build(site.shape)
             gate = Gate(site.shape) if operator == "gate" else None
         h = torch.zeros(1, *site.example_shape[1:], requires_grad=True)
         blend = OPERATORS[operator]

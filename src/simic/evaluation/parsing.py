@@ -1,4 +1,4 @@
-"""What a user names: who competes, on which tasks. Nothing here loads torch, so that a wrong name is told at once."""
+"""Parses the controllers and tasks of an evaluation. Nothing here loads torch: a wrong name is reported at once."""
 
 from __future__ import annotations
 
@@ -7,56 +7,54 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simic import pretrained
+from simic.control.registry import CONTROLLERS
 from simic.registry import nearest
 from simic.storage.checkpoint import is_checkpoint, list_checkpoints
 from simic.storage.run_directory import RunDirectory
-from simic.tasks import SPLITS, FamilyName, Split, TaskName
-from simic.tasks.files import FILES
+from simic.tasks.registry import FAMILIES, SPLITS, TASKS, Split, find_task
 
-RULES = {
-    "wait": "never grows: the host alone (static_small)",
-    "random": "legal actions, drawn uniformly",
-    "plan": "the best fixed plan found on training tasks",
-    "heuristic": "grows on a plateau, keeps what contributes",
-    "autogrow": "periodic growth until no gain (after AutoGrow, Wen et al. 2020)",
-}
+if TYPE_CHECKING:
+    from simic.tasks.task import Task
+
 ABLATIONS = {
     "static_final": "the architecture that {} ended with, trained from scratch for as many host epochs",
     "static_wide": "the host, widened to at least the parameters that {} ended with",
     "replay": "the most frequent actions of {} on each task, played without looking",
     "shuffled": "{} with the observations of another host of the same task",
 }
-"""Baselines that are derived from a learned controller's own episodes."""
+"""Baselines derived from the episodes of a learned controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Who competes."""
+    """A controller that takes part in a comparison."""
 
     label: str
     kind: str
-    """One of RULES, learned, or one of ABLATIONS."""
+    """A registered controller, plan, learned, or one of ABLATIONS."""
     description: str
     path: Path | None = None
-    """Of a plan or a learned controller; None stands for the one that ships with simic."""
+    """File of a plan or a learned controller; None for the one that ships with simic."""
     of: str | None = None
     """The learned controller that an ablation derives from."""
     group: str | None = None
-    """The group that it is judged with, of several policies or of what derives from them."""
+    """The group that its results are pooled in."""
+    controller: Any = None
+    """The controller itself, if it was given as a Python object and not by name or path."""
 
 
 class Lineup(NamedTuple):
-    """Who competes, and how what was written was understood where it could be read in two ways."""
+    """The candidates, and notes on arguments that could be read in two ways."""
 
     candidates: list[Candidate]
     readings: list[str]
 
 
 class Entry(NamedTuple):
-    """A name or path, and the group that it was written into."""
+    """A name or path, and the group that it belongs to."""
 
     name: str
     group: str | None = None
@@ -64,22 +62,27 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class NamedTask:
-    """A task of that name, or the one of number `index` in a split of a family."""
+    """A task by name, or task number `index` of a split of a family."""
 
     name: str
     split: Split | None = None
     index: int = 0
     data_dir: str | None = None
-    """Where a task that reads files finds them."""
+    """Directory of the files that the task reads."""
 
     def __str__(self) -> str:
         return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
 
+    def find(self) -> Task:
+        """The task itself."""
+        return find_task(self.name, split=self.split or "train", rng_seed=self.index, data_dir=self.data_dir)
 
-def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineup:
-    """Contestants by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` judges several as one.
 
-    A group ends with the word or where the next one begins. Ablations of every learned controller come last.
+def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects: Sequence[Candidate] = ()) -> Lineup:
+    """Candidates by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` pools several.
+
+    A group ends at the end of the word or where the next group begins. `objects` are candidates given as Python
+    objects. Ablations of learned controllers come last.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -91,9 +94,9 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineu
                     f"--controllers names {entry.group!r} twice; write {entry.group}=PATH,PATH in one word"
                 )
             entries.append(entry)
-    if not entries:
-        raise ValueError(f"--controllers must name at least one of {', '.join(RULES)}, pretrained or a path")
-    candidates = _labelled(entries, [_find(entry.name) for entry in entries])
+    if not entries and not objects:
+        raise ValueError(f"--controllers must name at least one of {', '.join(CONTROLLERS)} or a path")
+    candidates = [*_labelled(entries, [_find(entry.name) for entry in entries]), *objects]
     for name in dict.fromkeys(own.group for own in candidates if own.group):
         members = [entry.name for entry in entries if entry.group == name]
         readings.append(f"{name} stands for {', '.join(members)}, judged as one")
@@ -106,7 +109,7 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False) -> Lineu
 
 
 def derive(kind: str, of: Candidate) -> Candidate:
-    """An ablation of a learned controller; those of a group are a group too."""
+    """An ablation of a learned controller; ablations of a group form a group."""
     return Candidate(
         label=f"{kind}({of.label})",
         kind=kind,
@@ -114,11 +117,12 @@ def derive(kind: str, of: Candidate) -> Candidate:
         path=of.path,
         of=of.label,
         group=of.group and f"{kind}({of.group})",
+        controller=of.controller,
     )
 
 
 def describe_groups(candidates: Iterable[Candidate]) -> dict[str, dict[str, Any]]:
-    """The groups by name, as results tell them: their kind, the group they derive from, their members."""
+    """Groups by name, as in results.json: their kind, the group they derive from, their members."""
     candidates, groups = list(candidates), dict[str, dict[str, Any]]()
     group_of = {own.label: own.group for own in candidates}
     for own in candidates:
@@ -130,22 +134,21 @@ def describe_groups(candidates: Iterable[Candidate]) -> dict[str, dict[str, Any]
 
 
 def parse_tasks(names: Iterable[str], num_tasks: int, data_dir: str | None = None) -> list[NamedTask]:
-    """Tasks by name, and `num_tasks` of every FAMILY:SPLIT; the split is held_out unless said."""
+    """Tasks by name, and `num_tasks` tasks of every FAMILY:SPLIT; the split is held_out by default."""
     if num_tasks < 1:
         raise ValueError(f"--num-tasks must be at least 1, got {num_tasks}")
     tasks: dict[NamedTask, None] = {}
     for name in _listed(names):
         family, colon, split = name.partition(":")
         split = split if colon else "held_out"
-        if family in get_args(FamilyName):
+        if family in FAMILIES:
             if split not in SPLITS:
                 raise ValueError(f"family {family} has no split {split!r}; {nearest(split, SPLITS)}")
             tasks |= dict.fromkeys(NamedTask(family, split, index) for index in range(num_tasks))
-        elif name in get_args(TaskName):
-            tasks[NamedTask(name, data_dir=data_dir if name in FILES else None)] = None
+        elif name in TASKS:
+            tasks[NamedTask(name, data_dir=data_dir if TASKS[name].reads_files else None)] = None
         else:
-            valid = [*get_args(FamilyName), *get_args(TaskName)]
-            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, valid)}")
+            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, [*FAMILIES, *TASKS])}")
     if not tasks:
         raise ValueError("--tasks must name at least one task or family")
     return list(tasks)
@@ -159,7 +162,7 @@ def _listed(names: Iterable[str]) -> list[str]:
 
 
 def _read_word(word: str, readings: list[str]) -> Iterator[Entry]:
-    """The entries of a word. What exists as a path is one, whatever signs it contains; that is told."""
+    """The entries of a word. A path that exists is one, whatever characters it contains; a note says so."""
     group, begun = None, set[str]()
     for part in _parts(word):
         name, equals, rest = part.partition("=")
@@ -178,23 +181,23 @@ def _read_word(word: str, readings: list[str]) -> Iterator[Entry]:
 
 
 def _parts(word: str) -> list[str]:
-    """A word cut at its commas, unless they belong to a path that exists."""
+    """A word split at its commas, unless they belong to a path that exists."""
     name, _, rest = word.partition("=")
     if Path(word).exists() or (rest and "," not in name and Path(rest).exists()):
         return [word]
     return [part for part in word.split(",") if part]
 
 
-# Controllers: from entries to contestants.
+# Controllers: from entries to candidates.
 
 
 def _find(name: str) -> Candidate:
-    """The contestant of that name or path, not yet labelled."""
+    """The candidate of that name or path, without a label if it is a path."""
     if name == "pretrained":
         pretrained.check_controller()
-        return Candidate(label=name, kind="learned", description="the trained controller that ships with simic")
-    if name in RULES:
-        return Candidate(label=name, kind=name, description=RULES[name])
+    if name in CONTROLLERS:
+        kind = "learned" if name == "pretrained" else name
+        return Candidate(label=name, kind=kind, description=CONTROLLERS[name].description)
     path = Path(name)
     run = RunDirectory(path)
     if path.suffix == ".json" and path.is_file():
@@ -203,13 +206,11 @@ def _find(name: str) -> Candidate:
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
     if path.is_dir():
         raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
-    raise ValueError(
-        f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, [*RULES, 'pretrained'])}"
-    )
+    raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, CONTROLLERS)}")
 
 
 def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:
-    """The contestants under their names: their own, that of a group of one, or as much of the path as is needed."""
+    """Candidates with labels: the registered name, that of a group of one, or as much of the path as is needed."""
     sizes = Counter(entry.group for entry in entries)
     for entry, own in zip(entries, found, strict=True):
         if entry.group is not None and sizes[entry.group] > 1 and own.kind != "learned":
@@ -231,7 +232,7 @@ def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Cand
 
 
 def _check_once(entries: Sequence[Entry], found: Sequence[Candidate]) -> None:
-    """Nobody may count twice."""
+    """Raise if the same controller is named twice."""
     seen: dict[object, str] = {}
     for entry, own in zip(entries, found, strict=True):
         place: object = own.label
@@ -244,10 +245,10 @@ def _check_once(entries: Sequence[Entry], found: Sequence[Candidate]) -> None:
 
 
 def _short_names(paths: Sequence[Path], taken: Collection[str]) -> list[str]:
-    """For each path the shortest of its names that no other has.
+    """The shortest unique name of each path.
 
-    Names grow by directories that were written before they grow by others: results should say the same wherever the
-    working directory lies.
+    Names are extended by the directories that the user wrote before any others, so that results do not depend on the
+    working directory.
     """
     names, chosen = [_names_of(path) for path in paths], [0] * len(paths)
     written = [len(Path(os.path.normpath(path)).parts) - 1 for path in paths]
@@ -262,7 +263,7 @@ def _short_names(paths: Sequence[Path], taken: Collection[str]) -> list[str]:
 
 
 def _names_of(path: Path) -> list[str]:
-    """A run's name (with the checkpoint's, if it is one) or a file's; then with more and more of where it lies."""
+    """Names of increasing length: a run (and checkpoint) or file, then with more and more parent directories."""
     path = Path(os.path.abspath(path))
     run, leaf = path, path.stem if path.is_file() else path.name
     if path.parent.name == RunDirectory(path).checkpoints.name:

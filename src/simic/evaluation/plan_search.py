@@ -18,7 +18,7 @@ from simic.control.legality import Masks
 from simic.control.plan import Plan, PlanController
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.episodes import Decide, play
-from simic.evaluation.candidates import Settings, find_task
+from simic.evaluation.candidates import Settings
 from simic.evaluation.parsing import NamedTask, parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.training.progress import PatientConsole
@@ -98,7 +98,7 @@ def play_trial(common: tuple[EpisodeConfig, LifecycleConfig], trial: Trial) -> l
     settings = Settings(
         rng_seeds=trial.rng_seeds * len(trial.plans), episode=common[0], lifecycle=common[1], governor=GovernorConfig()
     )
-    record = play(settings.trainings(find_task(trial.task)), _decide_by(trial.plans, len(trial.rng_seeds)))
+    record = play(settings.trainings(trial.task.find()), _decide_by(trial.plans, len(trial.rng_seeds)))
     return record.score.reshape(len(trial.plans), -1).tolist()
 
 

@@ -1,8 +1,12 @@
-"""What runs of several controllers on the same hosts say, and how surely (Agarwal et al. 2021; no torch).
+"""Statistics of several controllers on the same hosts, with bootstrap intervals (Agarwal et al. 2021). No torch.
 
-Scores have the shape (P, K, N): P policies of one kind (1 for a rule), K tasks, N runs of each task; (K, N) also does.
-Intervals hold 95 % of R bootstrap resamples. A resample is a table of how often each item was drawn, so that every
-statistic is a weighted mean; all statistics of one shape and rng seed share the same resamples.
+Scores have the shape (P, K, N): P policies of one kind (1 for a rule), K tasks, N runs of each task; (K, N) is accepted
+too. Intervals cover 95 % of R bootstrap resamples. A resample is stored as counts of how often each item was drawn, so
+that every statistic is a weighted mean and all resamples are one matrix product:
+
+    runs of a task   52   61   58        resample (61, 52, 61)  ->  counts 1 2 0  ->  mean (52 + 2 * 61) / 3
+
+All statistics of one shape and rng seed share the same resamples.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ PAIRED: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "log2_flops": ("flops", np.log2),
     "log2_parameters": ("parameters", np.log2),
 }
-"""What is compared pair by pair: the measure behind it, and the scale on which differences are taken."""
+"""Paired comparisons: the measure, and the scale on which differences are taken."""
+PAIRED_KEYS = ("mean", "low", "high", "hosts_low", "hosts_high", "probability", "probability_low", "probability_high")
+"""Figures of a paired comparison: those of `paired_difference`, then those of `probability_of_improvement`."""
 
 
 class Estimate(NamedTuple):
-    """A figure and its interval; arrays for a curve."""
+    """A statistic and its interval; arrays for a curve."""
 
     value: Any
     low: Any
@@ -37,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A mean difference, its interval, and the narrower one for other hosts of the same tasks."""
+    """A mean difference, its interval, and the narrower interval over other hosts of the same tasks."""
 
     value: float
     low: float
@@ -47,16 +53,16 @@ class Difference(NamedTuple):
 
 
 class Resamples(NamedTuple):
-    """How often each item was drawn in each of R resamples."""
+    """Counts of how often each item was drawn in each of R resamples."""
 
     policies: np.ndarray
-    """(R, P), sums to P."""
+    """(R, P), rows sum to P."""
     tasks: np.ndarray
-    """(R, K), sums to K."""
+    """(R, K), rows sum to K."""
     runs: np.ndarray
-    """(K, R, N), sums to N within each task."""
+    """(K, R, N), rows sum to N within each task."""
     other_runs: np.ndarray
-    """The same drawn again, for a second controller that is not paired with the first."""
+    """A second, independent draw, for a controller that is not paired with the first."""
 
 
 def mean_interval(scores: np.ndarray, *, rng_seed: int = 0) -> Estimate:
@@ -79,16 +85,16 @@ def iqm_interval(scores: np.ndarray, *, rng_seed: int = 0) -> Estimate:
 
 
 def performance_profile(scores: np.ndarray, taus: np.ndarray, *, rng_seed: int = 0) -> Estimate:
-    """Share of runs above each tau, with a band that holds 95 % at each tau, resampled as in `iqm_interval`."""
+    """Share of runs above each tau, with a pointwise 95 % band, resampled as in `iqm_interval`."""
     scores = _as_scores(scores)
     above = (scores.reshape(-1, 1) > np.asarray(taus, float)).astype(float)  # (P*K*N, taus)
     return Estimate(above.mean(0), *_interval(_weights(scores, rng_seed) @ above / len(above)))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng_seed: int = 0) -> Estimate:
-    """P(X > Y) + P(X = Y) / 2 of a run of each on the same task, averaged over tasks; runs are resampled independently.
+    """P(X > Y) + P(X = Y) / 2 of one run of each on the same task, averaged over tasks; runs resample independently.
 
-    Policies are matched as in `paired_difference`; if they are not, every one of x meets every one of y.
+    Policies are matched as in `paired_difference`; if they are not, each of x is compared with each of y.
     """
     x, y = _same_hosts(x, y, matched=matched)
     one_by_one = matched or 1 in (len(x), len(y))
@@ -112,14 +118,13 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, *, matched: bool = 
 def paired_difference(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng_seed: int = 0) -> Difference:
     """Mean of x - y over pairs that share task and rng seed, averaged over policies.
 
-    Two intervals are taken: one resamples pairs within each task (another draw of hosts for these tasks: the stratified
-    bootstrap), one resamples whole tasks (other tasks like these); both resample policies too. `hosts_low` and
-    `hosts_high` are the first; `low` and `high` enclose both, so that a difference counts only if it is there either
-    way. Resampling P items understates their spread by a factor sqrt(1 - 1 / P): with 3 policies or few tasks the
-    interval is somewhat too narrow.
+    There are two intervals; both resample policies. One resamples pairs within each task (the stratified bootstrap:
+    other hosts of these tasks) and gives `hosts_low` and `hosts_high`. The other resamples whole tasks (other tasks of
+    this kind). `low` and `high` enclose both: a difference is significant only if it is in both ways. Resampling P
+    items understates their spread by a factor sqrt(1 - 1 / P): with 3 policies or few tasks the interval is too narrow.
 
-    `matched` policies belong together by place (the second replay is of the second policy): P is the same on both
-    sides, or 1 on one. Others are resampled independently, as two groups that were trained apart.
+    `matched` policies correspond by position (the second replay is that of the second policy): P is the same on both
+    sides, or 1 on one. Other policies are resampled independently, as two groups trained separately.
     """
     x, y = _same_hosts(x, y, matched=matched)
     if matched or 1 in (len(x), len(y)):
@@ -138,7 +143,7 @@ def paired_difference(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng
 def _resampled_means(
     scores: np.ndarray, policies: np.ndarray, rng_seed: int, shape: tuple[int, ...] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means (R,) with runs drawn within each task, and with tasks drawn, as for scores of `shape`; policies (R, P)."""
+    """Resampled means (R,) over runs within each task, and over tasks; the draw is that of scores of `shape`."""
     draws = _draw(shape or scores.shape, rng_seed)
     of_runs = (draws.runs @ scores[..., None])[..., 0].mean(1) / scores.shape[2]  # (P, R)
     of_tasks = draws.tasks @ scores.mean(2).T / scores.shape[1]  # (R, P)
@@ -148,10 +153,10 @@ def _resampled_means(
 def summarize(
     episodes: Sequence[Mapping[str, Any]], groups: Groups | None = None, *, rng_seed: int = 0
 ) -> dict[str, Any]:
-    """Every controller and group by itself, and paired with those it is compared with.
+    """The `summary` of results.json: statistics of every controller and group, and of every pair.
 
     In `controllers`, low and high are the interval of the mean, iqm_low and iqm_high that of the interquartile mean. In
-    `paired`, figures are means of controller minus other; for hosts_low and hosts_high see `paired_difference`.
+    `paired`, figures are differences controller minus other; for hosts_low and hosts_high see `paired_difference`.
     """
     scores = score_table(episodes)
     groups = groups or Groups({label: {"kind": label, "of": None} for label in scores})
@@ -170,7 +175,7 @@ def summarize(
 
 
 def score_table(episodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
-    """Scores (1, K, N) by controller and measure, tasks and rng seeds in sorted order; refuses gaps and NaN."""
+    """Scores (1, K, N) by controller and measure, tasks and rng seeds sorted; missing hosts and NaN are refused."""
     found: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
     for episode in episodes:
         place = (episode["task"], episode["rng_seed"])
@@ -213,46 +218,28 @@ def _check_group(group: str, members: Sequence[str], scores: Mapping[str, Any]) 
 
 
 def _alone(scores: np.ndarray, rng_seed: int) -> dict[str, float]:
-    mean, middle = mean_interval(scores, rng_seed=rng_seed), iqm_interval(scores, rng_seed=rng_seed)
-    return {
-        **{"mean": mean.value, "low": mean.low, "high": mean.high},
-        **{"iqm": middle.value, "iqm_low": middle.low, "iqm_high": middle.high},
-    }
+    figures = (*mean_interval(scores, rng_seed=rng_seed), *iqm_interval(scores, rng_seed=rng_seed))
+    return dict(zip(("mean", "low", "high", "iqm", "iqm_low", "iqm_high"), figures, strict=True))
 
 
 def _paired(
     mine: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], matched: bool, rng_seed: int
-) -> dict[str, Any]:
+) -> dict[str, dict[str, float]]:
     figures = {}
     for name, (measure, scale) in PAIRED.items():
         x, y = scale(mine[measure]), scale(other[measure])
         difference = paired_difference(x, y, matched=matched, rng_seed=rng_seed)
         chance = probability_of_improvement(x, y, matched=matched, rng_seed=rng_seed)
-        figures[name] = {
-            "mean": difference.value,
-            "low": difference.low,
-            "high": difference.high,
-            "hosts_low": difference.hosts_low,
-            "hosts_high": difference.hosts_high,
-            "probability": chance.value,
-            "probability_low": chance.low,
-            "probability_high": chance.high,
-        }
+        figures[name] = dict(zip(PAIRED_KEYS, (*difference, *chance), strict=True))
     return figures
 
 
 def _swapped(figure: Mapping[str, float]) -> dict[str, float]:
-    """The same comparison seen from the other side; 0.0 minus, because a negative zero would be told as one."""
-    return {
-        "mean": 0.0 - figure["mean"],
-        "low": 0.0 - figure["high"],
-        "high": 0.0 - figure["low"],
-        "hosts_low": 0.0 - figure["hosts_high"],
-        "hosts_high": 0.0 - figure["hosts_low"],
-        "probability": 1 - figure["probability"],
-        "probability_low": 1 - figure["probability_high"],
-        "probability_high": 1 - figure["probability_low"],
-    }
+    """The same comparison with the sides exchanged: intervals are mirrored."""
+    mean, low, high, hosts_low, hosts_high, chance, chance_low, chance_high = (figure[key] for key in PAIRED_KEYS)
+    # 0.0 minus, because a plain minus would turn 0.0 into -0.0, which prints as -0.00.
+    differences = (0.0 - value for value in (mean, high, low, hosts_high, hosts_low))
+    return dict(zip(PAIRED_KEYS, (*differences, 1 - chance, 1 - chance_high, 1 - chance_low), strict=True))
 
 
 def _as_scores(scores: np.ndarray) -> np.ndarray:
@@ -277,7 +264,7 @@ def _same_hosts(x: np.ndarray, y: np.ndarray, *, matched: bool) -> tuple[np.ndar
 
 @lru_cache(maxsize=8)
 def _draw(shape: tuple[int, int, int], rng_seed: int) -> Resamples:
-    """The resamples of scores of a shape."""
+    """The resamples for scores of a shape (P, K, N)."""
     policies, tasks, runs = shape
     if tasks == runs == 1:
         raise ValueError("one task with one rng seed gives no interval: evaluate at least 2 rng seeds, or 2 tasks")
@@ -288,33 +275,34 @@ def _draw(shape: tuple[int, int, int], rng_seed: int) -> Resamples:
 
     of_policies, of_tasks = draw(policies), draw(tasks)
     if runs == 1:
-        # Within a task there is nothing to draw from, and an interval without width would be a lie: tasks are drawn.
+        # One run per task leaves nothing to resample within a task: resample tasks instead of an interval of no width.
         return Resamples(of_policies, of_tasks, of_tasks.T[..., None].copy(), np.ones((tasks, NUM_RESAMPLES, 1)))
     return Resamples(of_policies, of_tasks, draw(runs, tasks), draw(runs, tasks))
 
 
 def _draw_other_policies(policies: int, rng_seed: int) -> np.ndarray:
-    """How often each policy (R, Q) of a second group was drawn, independently of the first group's."""
+    """Counts (R, Q) of the policies of a second group, drawn independently of the first group's."""
     rng = np.random.default_rng([rng_seed, 1])
     return rng.multinomial(policies, np.full(policies, 1 / policies), NUM_RESAMPLES).astype(float)
 
 
 def _weights(scores: np.ndarray, rng_seed: int) -> np.ndarray:
-    """How often every single run counts in every resample: (R, P*K*N), sums to P*K*N."""
+    """Counts of every single run in every resample: (R, P*K*N), rows sum to P*K*N."""
     draws = _draw(scores.shape, rng_seed)
     return np.einsum("rp,krn->rpkn", draws.policies, draws.runs).reshape(NUM_RESAMPLES, -1)
 
 
 def _weighted_iqm(scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Interquartile means (R,) of scores that count `weights` (R, P*K*N) times, whole numbers."""
+    """Interquartile means (R,) of scores that occur `weights` (R, P*K*N) times; weights are whole numbers."""
     flat = scores.reshape(-1)
     order = flat.argsort()
     cut = flat.size // 4
+    # Cumulative counts clipped to the middle half; their differences are the counts that remain after trimming.
     reached = weights[:, order].cumsum(1).clip(cut, flat.size - cut)
     return np.diff(reached, axis=1, prepend=cut) @ flat[order] / (flat.size - 2 * cut)
 
 
 def _interval(resampled: np.ndarray) -> tuple[Any, Any]:
-    """The middle 95 % over the first axis."""
+    """The 2.5 % and 97.5 % quantiles over the first axis."""
     low, high = np.percentile(resampled, (2.5, 97.5), axis=0)
     return (low, high) if resampled.ndim > 1 else (float(low), float(high))

@@ -80,15 +80,10 @@ def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builde
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
 
     def register(build: Builder) -> Builder:
-        BLUEPRINTS.add(name, Blueprint(name, topologies, build))
+        BLUEPRINTS.add(name, Blueprint(name, topologies, build), build)
         return build
 
     return register
-
-
-def get_blueprint(name: str) -> Blueprint:
-    """The blueprint of that name; an unknown one raises with a close match."""
-    return BLUEPRINTS[name]
 
 
 def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
@@ -98,19 +93,19 @@ def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
 
 def fits(name: str, shape: SlotShape) -> bool:
     """Whether a blueprint can grow in a slot of this shape."""
-    return shape.topology in get_blueprint(name).topologies
+    return shape.topology in BLUEPRINTS[name].topologies
 
 
 def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module:
     """A newborn branch whose weights depend on `entropy` alone; the global random state is not changed."""
     with preserved_rng():
         torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
-        return get_blueprint(name).build(shape)
+        return BLUEPRINTS[name].build(shape)
 
 
 def count_parameters(name: str, shape: SlotShape) -> int:
     """Number of parameters of a seed of this blueprint, without gate."""
-    return _count(get_blueprint(name), shape)
+    return _count(BLUEPRINTS[name], shape)
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from simic.gymnasium.vector_env import METADATA, GrowthVectorEnv, take
-from simic.tasks import DEFAULT_TASK
+from simic.tasks.registry import DEFAULT_TASK
 from simic.tasks.task import Task
 
 ENV_ID = "simic/Growth-v0"

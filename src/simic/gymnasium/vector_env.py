@@ -24,8 +24,8 @@ from simic.environment.seeding import host_rng_seed
 from simic.lifecycle.actions import HEAD_VALUES, HEADS
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.rewards.schemes import RewardConfig
-from simic.tasks import DEFAULT_TASK
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import DEFAULT_TASK, make_task
+from simic.tasks.task import Task
 
 ObservationKind = Literal["dict", "flat"]
 METADATA: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from simic.policy.config import PolicyConfig
 from simic.policy.normalization import RunningMoments
+from simic.policy.registry import POLICIES
 from simic.storage.bundle import BundleError
 
 FORMAT, VERSION = "simic-agent", 1
@@ -38,8 +39,8 @@ def naming(path: str | Path) -> Iterator[None]:
         raise BundleError(f"{path}: {error}") from None
 
 
-def check_format(state: Any) -> None:
-    """Raise unless `state` is a saved agent of this version with the parts that a controller needs."""
+def check_format(state: Any) -> dict[str, Any]:
+    """A saved agent's state, upgraded if it lacks what was added since; anything else is refused."""
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if not isinstance(found, str) or found != FORMAT:
         raise BundleError(f"not a saved agent: its format is {shown(found)}, not {FORMAT!r}")
@@ -60,11 +61,18 @@ def check_format(state: Any) -> None:
     gamma = state["about"]["gamma"]
     if type(gamma) not in (int, float) or not 0 <= gamma <= 1:
         raise BundleError(f"the agent's gamma must be a number from 0 to 1, got {shown(gamma)}")
+    return state | {"about": upgrade_about(state["about"])}
+
+
+def upgrade_about(about: dict[str, Any]) -> dict[str, Any]:
+    """Agents saved before policies had names have the only network there was."""
+    policy = about.get("policy")
+    return about | {"policy": {"network": "factored"} | policy} if isinstance(policy, dict) else about
 
 
 def check_agent_state(state: Any, about: dict[str, Any]) -> None:
     """Raise unless `state` is a saved agent with the description `about`; names both values of a difference."""
-    check_format(state)
+    state = check_format(state)
     for name, own in about.items():
         saved = state["about"].get(name)
         if saved != own:
@@ -92,13 +100,18 @@ def read_policy_config(settings: Any, num_weights: int) -> PolicyConfig:
         if settings[name] not in choices if choices else type(settings[name]) is not kind:
             wanted = " or ".join(map(repr, choices)) or kind.__name__
             raise BundleError(f"the policy's {name} must be {wanted}, got {shown(settings[name])}")
+    if settings["network"] not in POLICIES:
+        raise BundleError(
+            f"its network is {shown(settings['network'])}, which is not registered here (there are "
+            f"{', '.join(POLICIES)}): load the plugin that defines it with --plugin (simic.load_plugins)"
+        )
     try:
         config = PolicyConfig(**settings)
     except ValueError as error:
         raise BundleError(f"the policy's settings are invalid: {error}") from None
     # A lower bound: the core has more than hidden_size squared weights, the encoders encoding_size squared.
     needed = config.hidden_size**2 + config.encoding_size**2
-    if needed > num_weights:
+    if config.network == "factored" and needed > num_weights:
         raise BundleError(
             f"the policy's hidden_size {config.hidden_size} and encoding_size {config.encoding_size} need more than "
             f"{needed} weights, the file holds {num_weights}"

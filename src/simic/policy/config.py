@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from simic.policy.registry import POLICIES
 
 CoreName = Literal["lstm", "gru"]
 
@@ -12,6 +14,8 @@ CoreName = Literal["lstm", "gru"]
 class PolicyConfig:
     """The architecture of a policy network."""
 
+    network: str = field(default="factored", metadata={"choices": lambda: POLICIES})
+    """The registered network; see `@simic.policy_network`."""
     hidden_size: int = 128
     """Hidden units of the recurrent core."""
     core: CoreName = "lstm"
@@ -26,6 +30,7 @@ class PolicyConfig:
     """Stop the gradient between the auxiliary head and the rest of the network."""
 
     def __post_init__(self) -> None:
+        POLICIES.check("network", self.network)
         for name in ("hidden_size", "encoding_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

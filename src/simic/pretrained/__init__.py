@@ -9,7 +9,7 @@ PLAN = resources.files(__name__) / "plan.json"
 
 
 def check_controller() -> None:
-    """Raise if this simic comes without a trained controller."""
+    """Raise if the trained controller is missing from this installation."""
     if not CONTROLLER.is_file():
         raise FileNotFoundError(
             f"this simic comes without a trained controller ({CONTROLLER} is missing): train one with `simic train` "

@@ -1,48 +1,44 @@
-"""Seeds that look better than they are: detectors over whole episodes.
+"""Detects gaming over whole episodes: seeds whose contribution is not matched by a gain of the host.
 
-The yardstick is the gain over the twin: the metric of a host less that of the same host, same weights and batches, that
-never grew. Without twins nothing is detected: a host gains by learning alone, and that says nothing of its seeds.
+The gain is the metric of a host minus that of its twin, the same host with the same weights and batches that never
+grows. It needs twins: without them the effect of learning cannot be separated from that of the seeds.
 
-Shapes: T decisions, N hosts, S slots. Contributions and gains are in units of the metric, a fraction. A flag is an
-event to look at, not a punishment; the reward does not change. docs/experiments.md says how often flags are wrong.
+Shapes: T decisions, N hosts, S slots. Contributions and gains are fractions, in units of the metric. A flag is
+reported as an event and does not change the reward. docs/experiments.md gives the rate of false flags.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-REASONS: dict[str, str] = {
-    "overclaiming": "its contribution is far above what the host gains over its twin that never grew",
-    "indispensable": "the host relies on it, and is worse than its twin that never grew",
-}
-
 MIN_CONTRIBUTION = 0.1
-"""A seed that contributes no more is not suspected."""
+"""Seeds with at most this contribution are not flagged."""
 OVERCLAIM_FACTOR = 5.0
-"""A contribution above this multiple of the gain is suspect."""
+"""Contributions above this multiple of the gain are flagged."""
 LOSS_MARGIN = 0.002
-"""A host that is worse than its twin by more than this got worse by growing."""
+"""A host that is worse than its twin by more than this was harmed by growth."""
 PATIENCE = 3
-"""Decisions in a row that must look suspect: the metric of one decision is too noisy to tell hosts apart."""
+"""Consecutive decisions that must be suspect, because the metric of one decision is noisy."""
 
 
 def detect(contribution: np.ndarray, gain: np.ndarray, judged: np.ndarray) -> dict[str, np.ndarray]:
-    """Flags bool (T, N, S) by the name of their reason.
+    """Flags, bool (T, N, S), by reason.
 
-    `contribution` (T, N, S) and `gain` over the twin (T, N) are those after each decision; `judged`, bool (T, N, S),
-    says which seeds were measured in a network that can be compared with its twin.
+    `overclaiming`: the contribution of a seed is far above the gain of its host over the twin. `indispensable`: the
+    host depends on the seed, and is worse than its twin.
+
+    `contribution` (T, N, S) and `gain` over the twin (T, N) are measured after each decision; `judged`, bool (T, N, S),
+    marks seeds of networks that can be compared with their twin.
     """
     gain = gain[..., None]
     claims = judged & (contribution > MIN_CONTRIBUTION)
     indispensable = _lasting(claims & (gain < -LOSS_MARGIN))
     overclaiming = _lasting(claims & (contribution > OVERCLAIM_FACTOR * np.maximum(gain, 0.0)))
-    flags = {"overclaiming": overclaiming & ~indispensable, "indispensable": indispensable}
-    assert flags.keys() == REASONS.keys()
-    return flags
+    return {"overclaiming": overclaiming & ~indispensable, "indispensable": indispensable}
 
 
 def _lasting(suspect: np.ndarray) -> np.ndarray:
-    """Where it was so for PATIENCE decisions in a row."""
+    """Where `suspect` held for PATIENCE consecutive decisions."""
     lasting = suspect.copy()
     for back in range(1, PATIENCE):
         lasting[back:] &= suspect[:-back]

@@ -1,48 +1,65 @@
-"""Rewards as named weighted sums of terms."""
+"""Rewards as weighted sums of terms: the registries of terms and schemes, and the reward of a decision.
+
+A term is a function of one decision of N hosts that returns points (N,). A scheme gives each of its terms a weight:
+
+    @simic.reward_term("frugality", bound=10.0)
+    def frugality(transition, config):
+        return -1e-3 * (transition.parameters_after - transition.parameters_before)
+
+    @simic.reward("mine")
+    def mine():
+        return {"score": 1.0, "frugality": 0.5}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from simic.registry import Registry
 from simic.rewards import terms
 from simic.rewards.transition import Transition
 
-SchemeName = Literal["score", "score_with_costs", "shaped", "simplified", "sparse", "minimal", "escrow", "drip", "loss"]
-
 PROXY_SHARE = 0.3
-"""Weight of progress while contributions are unknown, as a share of theirs."""
+"""Weight of the proxy while contributions are unknown, as a share of the weight of contributions."""
 DRIP_SHARE = 0.7
-"""Part of a fossil's worth that is paid later, by what it then contributes."""
+"""Share of a fossil's value that is paid later, according to its contribution then."""
 FORFEIT_LIMIT = 200.0
-"""Most points a rollback takes back."""
+"""Maximum number of points that a rollback takes back."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """Which reward the controller learns from. All figures are points: percent of quality."""
+    """Which reward the controller is trained with. All amounts are points: percent of quality."""
 
-    scheme: SchemeName = "score"
-    """The weighted sum of terms, see `SCHEMES`."""
-    gamma: float = 0.99
-    """Discount per decision. PPO's and this are one number: potential-based shaping is neutral under it alone."""
+    scheme: str = field(default="score", metadata={"choices": lambda: SCHEMES})
+    """The registered scheme: which terms are summed, with which weights; see `@simic.reward`."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights that replace those of the scheme, by term: 0 switches a term off, a term of no scheme is added."""
+    gamma: float = field(default=0.99, metadata={"not_a_setting": "it follows ppo.gamma"})
+    """Discount per decision, the same as PPO's: potential-based shaping preserves the optimal policy only under it."""
     rent_weight: float = 1.0
-    """Points that a doubling of the parameters costs."""
+    """Points that doubling the parameters costs."""
     compute_weight: float = 0.0
-    """Cost of a doubling that is trained for a whole episode, kept or not (schemes score, score_with_costs)."""
+    """Points that training twice the parameters for a whole episode costs (schemes score, score_with_costs)."""
     contribution_weight: float = 1.0
-    """Weight of measured contributions; that of the proxy is derived from it."""
+    """Weight of measured contributions; the weight of the proxy is derived from it."""
     rollback_penalty: float = 10.0
     """Points that a rollback costs."""
     scale: float = 1.0
     """Factor from points to reward, applied after every clamp."""
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+        SCHEMES.check("scheme", self.scheme)
+        for name, weight in self.term_weights.items():
+            TERMS.check("weights", name)
+            if not np.isfinite(weight):
+                raise ValueError(f"weights: that of {name} must be finite, got {weight}")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must be in (0, 1], got {self.gamma}")
         if not 0 < self.scale < np.inf:
@@ -52,12 +69,17 @@ class RewardConfig:
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
 
     def check_gamma(self, other: float) -> None:
-        """Raise unless `other`, the discount of whoever learns from this reward, is the same gamma."""
+        """Raise unless `other`, the discount of the learner, is the same gamma."""
         if other != self.gamma:
             raise ValueError(
                 f"the reward's gamma is {self.gamma}, the learner's is {other}: shaping with another discount "
                 "changes which policy is best; set both to one value"
             )
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """The weight of every term: those of the scheme and of `rollback`, replaced by `weights`."""
+        return {**SCHEMES[self.scheme](), "rollback": 1.0, **self.weights}
 
     @property
     def proxy_weight(self) -> float:
@@ -66,21 +88,55 @@ class RewardConfig:
 
     @property
     def forfeit_limit(self) -> float:
-        """Most reward that a rollback takes back."""
+        """Maximum reward that a rollback takes back."""
         return self.scale * FORFEIT_LIMIT
 
     @property
     def bound(self) -> float:
-        """No reward of one decision is larger than this in magnitude."""
-        points = sum(abs(weight) * TERMS[name].bound(self) for name, weight in _weights(self).items())
+        """Maximum magnitude of the reward of one decision."""
+        points = sum(abs(weight) * TERMS[name].bound(self) for name, weight in self.term_weights.items())
         return self.scale * points + self.forfeit_limit
 
 
 class Term(NamedTuple):
-    """A term under a config: its points (N,), and the most they can be in magnitude."""
+    """A registered term: its points, and the maximum of their magnitude."""
 
-    points: Callable[[Transition, RewardConfig], np.ndarray]
+    compute: Callable[[Transition, RewardConfig], np.ndarray]
     bound: Callable[[RewardConfig], float]
+
+    def points(self, transition: Transition, config: RewardConfig) -> np.ndarray:
+        """Points (N,), clamped to the bound; what is not a number counts as the worst."""
+        points, bound = np.asarray(self.compute(transition, config)), self.bound(config)
+        if points.shape != transition.op.shape:
+            raise ValueError(f"a reward term must return one number per host {transition.op.shape}, got {points.shape}")
+        return np.clip(np.where(np.isnan(points), -bound, points), -bound, bound)
+
+
+TERMS: Registry[Term] = Registry("reward term")
+SCHEMES: Registry[Callable[[], Mapping[str, float]]] = Registry("reward scheme")
+
+
+def reward_term(name: str, *, bound: float | Callable[[RewardConfig], float]) -> Callable[[Function], Function]:
+    """Register a function `(Transition, RewardConfig) -> points (N,)`, clamped to +-bound."""
+    if not callable(bound) and not 0 < bound < np.inf:
+        raise ValueError(f"bound of reward term {name} must be positive and finite, got {bound}")
+    limit = bound if callable(bound) else lambda config, value=bound: value
+
+    def register(compute: Function) -> Function:
+        TERMS.add(name, Term(compute, limit), compute)
+        return compute
+
+    return register
+
+
+def reward(name: str) -> Callable[[Function], Function]:
+    """Register a reward scheme: a function without arguments that returns {term: weight}."""
+
+    def register(weights: Function) -> Function:
+        SCHEMES.add(name, weights, weights)
+        return weights
+
+    return register
 
 
 def _rent_bound(config: RewardConfig) -> float:
@@ -91,61 +147,56 @@ def _score_bound(config: RewardConfig) -> float:
     return terms.POINTS + _rent_bound(config)
 
 
-TERMS: dict[str, Term] = {
-    "score": Term(lambda f, c: terms.score_change(f, c.rent_weight), _score_bound),
-    "attribution": Term(
-        lambda f, c: c.contribution_weight * terms.attribution(f), lambda c: c.contribution_weight * terms.POINTS
-    ),
-    "proxy": Term(lambda f, c: c.proxy_weight * terms.proxy(f), lambda c: c.proxy_weight * terms.POINTS),
-    "timing": Term(lambda f, c: terms.timing(f), lambda c: 1.0),
-    "stage": Term(lambda f, c: terms.stage_bonus(f, c.gamma), lambda c: terms.MAX_POTENTIAL),
-    "rent": Term(lambda f, c: c.rent_weight * terms.rent(f), _rent_bound),
-    "compute": Term(lambda f, c: c.compute_weight * terms.rent(f), lambda c: c.compute_weight * terms.MAX_DOUBLINGS),
-    "rent_change": Term(lambda f, c: c.rent_weight * terms.rent_change(f), _rent_bound),
-    "alpha_shock": Term(lambda f, c: terms.alpha_shock(f), lambda c: 1.0),
-    "holding": Term(lambda f, c: terms.holding(f), lambda c: terms.MAX_HOLDING),
-    "prune": Term(lambda f, c: terms.prune_shaping(f), lambda c: max(terms.MAX_PRUNE_BONUS, terms.MAX_PRUNE_PENALTY)),
-    "intervention": Term(lambda f, c: terms.intervention(f), lambda c: max(terms.INTERVENTION_COST.values())),
-    "terminal": Term(lambda f, c: terms.terminal_bonus(f, c.rent_weight), _score_bound),
-    "sparse": Term(lambda f, c: terms.sparse(f, c.rent_weight), lambda c: terms.POINTS),
-    "escrow": Term(lambda f, c: terms.escrow(f), lambda c: 2 * terms.POINTS),
-    "fossilize": Term(lambda f, c: terms.fossilize_bonus(f, c.rent_weight), lambda c: terms.POINTS),
-    "drip": Term(lambda f, c: terms.drip(f, c.rent_weight), lambda c: terms.POINTS),
-    "loss": Term(lambda f, c: terms.loss_change(f), lambda c: terms.POINTS * terms.MAX_RELATIVE_LOSS),
-    "rollback": Term(lambda f, c: c.rollback_penalty * terms.rollback(f), lambda c: c.rollback_penalty),
-}
+# Built-in terms.
+reward_term("score", bound=_score_bound)(lambda t, c: terms.score_change(t, c.rent_weight))
+reward_term("attribution", bound=lambda c: c.contribution_weight * terms.POINTS)(
+    lambda t, c: c.contribution_weight * terms.attribution(t)
+)
+reward_term("proxy", bound=lambda c: c.proxy_weight * terms.POINTS)(lambda t, c: c.proxy_weight * terms.proxy(t))
+reward_term("timing", bound=1.0)(lambda t, c: terms.timing(t))
+reward_term("stage", bound=terms.MAX_POTENTIAL)(lambda t, c: terms.stage_bonus(t, c.gamma))
+reward_term("rent", bound=_rent_bound)(lambda t, c: c.rent_weight * terms.rent(t))
+reward_term("compute", bound=lambda c: c.compute_weight * terms.MAX_DOUBLINGS)(
+    lambda t, c: c.compute_weight * terms.rent(t)
+)
+reward_term("rent_change", bound=_rent_bound)(lambda t, c: c.rent_weight * terms.rent_change(t))
+reward_term("alpha_shock", bound=1.0)(lambda t, c: terms.alpha_shock(t))
+reward_term("holding", bound=terms.MAX_HOLDING)(lambda t, c: terms.holding(t))
+reward_term("prune", bound=max(terms.MAX_PRUNE_BONUS, terms.MAX_PRUNE_PENALTY))(lambda t, c: terms.prune_shaping(t))
+reward_term("intervention", bound=max(terms.INTERVENTION_COST.values()))(lambda t, c: terms.intervention(t))
+reward_term("terminal", bound=_score_bound)(lambda t, c: terms.terminal_bonus(t, c.rent_weight))
+reward_term("sparse", bound=terms.POINTS)(lambda t, c: terms.sparse(t, c.rent_weight))
+reward_term("escrow", bound=2 * terms.POINTS)(lambda t, c: terms.escrow(t))
+reward_term("fossilize", bound=terms.POINTS)(lambda t, c: terms.fossilize_bonus(t, c.rent_weight))
+reward_term("drip", bound=terms.POINTS)(lambda t, c: terms.drip(t, c.rent_weight))
+reward_term("loss", bound=terms.POINTS * terms.MAX_RELATIVE_LOSS)(lambda t, c: terms.loss_change(t))
+reward_term("rollback", bound=lambda c: c.rollback_penalty)(lambda t, c: c.rollback_penalty * terms.rollback(t))
 
-SCHEMES: dict[SchemeName, dict[str, float]] = {
-    "score": {"score": 1.0, "compute": 1.0},
-    "score_with_costs": {"score": 1.0, "compute": 1.0, "intervention": 1.0},
-    "shaped": {
-        "attribution": 1.0,
-        "proxy": 1.0,
-        "timing": 1.0,
-        "stage": 1.0,
-        "rent": 1.0,
+# Built-in schemes.
+reward("score")(lambda: {"score": 1.0, "compute": 1.0})
+reward("score_with_costs")(lambda: {"score": 1.0, "compute": 1.0, "intervention": 1.0})
+reward("shaped")(
+    lambda: {
+        **dict.fromkeys(("attribution", "proxy", "timing", "stage", "rent"), 1.0),
         "alpha_shock": 0.5,
-        "holding": 1.0,
-        "prune": 1.0,
-        "intervention": 1.0,
-        "terminal": 1.0,
-    },
-    "simplified": {"stage": 1.0, "intervention": 1.0, "terminal": 1.0},
-    "sparse": {"sparse": 1.0},
-    "minimal": {"sparse": 1.0, "intervention": 1.0},
-    "escrow": {"escrow": 1.0, "rent_change": 1.0, "intervention": 1.0},
-    "drip": {"fossilize": 1.0 - DRIP_SHARE, "drip": DRIP_SHARE, "intervention": 1.0, "terminal": 1.0},
-    "loss": {"loss": 1.0, "rent_change": 1.0},
-}
+        **dict.fromkeys(("holding", "prune", "intervention", "terminal"), 1.0),
+    }
+)
+reward("simplified")(lambda: {"stage": 1.0, "intervention": 1.0, "terminal": 1.0})
+reward("sparse")(lambda: {"sparse": 1.0})
+reward("minimal")(lambda: {"sparse": 1.0, "intervention": 1.0})
+reward("escrow")(lambda: {"escrow": 1.0, "rent_change": 1.0, "intervention": 1.0})
+reward("drip")(lambda: {"fossilize": 1.0 - DRIP_SHARE, "drip": DRIP_SHARE, "intervention": 1.0, "terminal": 1.0})
+reward("loss")(lambda: {"loss": 1.0, "rent_change": 1.0})
 
-# A rollback ends a path that does not count: only these are paid. The potential must go back to 0 to telescope.
+# A rollback ends a path that does not count: only these are paid. The potential must return to 0 to telescope.
 SHAPING = "stage"
 PAID_AT_ROLLBACK = frozenset({SHAPING, "rollback"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardBreakdown:
-    """The reward of one decision of N hosts, and what it is made of."""
+    """The reward of one decision of N hosts, and its terms."""
 
     total: np.ndarray
     """The sum of the terms (N,)."""
@@ -153,27 +204,23 @@ class RewardBreakdown:
     """Each term of the scheme, weighted and scaled (N,); every scheme has `rollback` and `forfeit`."""
 
 
-def reward(facts: Transition, config: RewardConfig) -> RewardBreakdown:
-    """What one decision of N hosts was worth under the config's scheme."""
+def compute_reward(transition: Transition, config: RewardConfig) -> RewardBreakdown:
+    """The reward of one decision of N hosts under the config's scheme."""
     paid: dict[str, np.ndarray] = {}
-    for name, weight in _weights(config).items():
-        points = weight * TERMS[name].points(facts, config)
+    for name, weight in config.term_weights.items():
+        points = weight * TERMS[name].points(transition, config)
         if name not in PAID_AT_ROLLBACK:
-            points = np.where(facts.rolled_back, 0.0, points)
+            points = np.where(transition.rolled_back, 0.0, points)
         paid[name] = config.scale * points
-    paid["forfeit"] = terms.forfeit(facts, config.forfeit_limit)
-    # Added one by one: numpy's own sum would order the terms by the number of hosts.
-    return RewardBreakdown(total=sum(paid.values(), start=np.zeros(len(facts.op))), terms=paid)
+    paid["forfeit"] = terms.forfeit(transition, config.forfeit_limit)
+    # Summed one by one: numpy's own sum would group the terms by the number of hosts.
+    return RewardBreakdown(total=sum(paid.values(), start=np.zeros(len(transition.op))), terms=paid)
 
 
 def earned_next(earned: np.ndarray, paid: RewardBreakdown, gamma: float) -> np.ndarray:
-    """What episodes have earned, as a rollback at the next decision would have to take it back (N,).
+    """The reward that a rollback at the next decision would have to take back (N,).
 
-    Divided by gamma for every decision since: taken back later, it is discounted more than when it was paid, and would
-    not be taken back in full. Shaping is left out, since a rollback takes it back by itself.
+    Divided by gamma at every decision, because what is taken back later is discounted more than when it was paid.
+    Shaping is left out: its potential returns to 0 by itself.
     """
     return (earned + paid.total - paid.terms.get(SHAPING, 0.0)) / gamma
-
-
-def _weights(config: RewardConfig) -> dict[str, float]:
-    return SCHEMES[config.scheme] | {"rollback": 1.0}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from simic.control.baselines import Controller, Remembering, WaitController, encode_answer
+from simic.control.baselines import Controller, Stateful, WaitController, encode_answer
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
@@ -264,7 +264,7 @@ class GrowthScheduler:
             "seed_groups": self.groups.seed_order(),
             "seed_numbers": self.groups.seed_numbers(),
             "controller": type(self.controller).__name__,
-            "controller_state": self.controller.state_dict() if isinstance(self.controller, Remembering) else {},
+            "controller_state": self.controller.state_dict() if isinstance(self.controller, Stateful) else {},
             "optimizer_steps": self._usage.optimizer_steps,
             "governor": self._governor.state_dict() if self._governor else None,
         }
@@ -286,7 +286,7 @@ class GrowthScheduler:
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
-        if isinstance(self.controller, Remembering):
+        if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 
     def save(self, path: str | Path) -> None:

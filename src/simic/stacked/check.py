@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
-from simic.growth.blueprints import Blueprint, SlotShape, get_blueprint, new_branch
+from simic.growth.blueprints import BLUEPRINTS, Blueprint, SlotShape, new_branch
 from simic.growth.isolation import preserve_state, preserved_rng
 from simic.growth.seed import check_branch
 from simic.growth.slot_discovery import Site
@@ -137,7 +137,7 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
 
 def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
     """Raise unless the seeds of a blueprint fit the slot, and have the same outputs and gradients stacked as alone."""
-    key = (get_blueprint(name), site.shape, site.example_shape, reference.dtype, reference.device)
+    key = (BLUEPRINTS[name], site.shape, site.example_shape, reference.dtype, reference.device)
     if key in _stackable:  # what a blueprint builds depends on the shape only, and a check costs several passes
         return
     rule = f"seeds of blueprint {name!r} run stacked with those of other hosts"

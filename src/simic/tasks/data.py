@@ -1,7 +1,7 @@
 """Data sets as resident tensors, split in three: train (gradient), validation (controller), test (evaluation only).
 
-Every split is drawn with the constant SPLIT_RNG_SEED, so a data set is the same in every process. Loaders are cached
-and their tensors shared: read them, never write into them.
+Splits are drawn with the constant SPLIT_RNG_SEED, so a data set is the same in every process. Loaders are cached and
+their tensors are shared: never write into them.
 """
 
 import gzip
@@ -24,11 +24,11 @@ from simic.tasks.files import CIFAR10_DIR, FASHION_DIR, cifar10_files, fashion_f
 Samples = tuple[NDArray, NDArray]
 """Inputs and labels."""
 SPLIT_RNG_SEED = 20
-"""Decides which sample belongs to which split."""
+"""Rng seed of the assignment of samples to splits."""
 MNIST1D_RNG_SEED = 1
-"""Decides the samples of mnist1d."""
+"""Rng seed of the samples of mnist1d."""
 SHUFFLE_RNG_SEED = 2
-"""Decides the one permutation of the points of shuffled mnist1d."""
+"""Rng seed of the permutation of the points of shuffled mnist1d."""
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 """Bytes of one image: a label, then the red, green and blue planes."""
 
@@ -56,7 +56,7 @@ class Data:
             if y.min() < 0 or y.max() >= self.num_classes:
                 raise ValueError(
                     f"{name} labels must lie in 0..{self.num_classes - 1}, got {int(y.min())}..{int(y.max())}: "
-                    "raise num_classes or mend the labels"
+                    "increase num_classes or correct the labels"
                 )
 
     def split(self, name: str) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ class Data:
 @cache
 def load_digits(*, flat: bool = False, train_size: int | None = None) -> Data:
     """scikit-learn's 1,797 embedded 8x8 digits, 60/20/20: inputs (N, 1, 8, 8), or (N, 64) if flat."""
-    from sklearn.datasets import load_digits as sklearn_digits  # slow to import, so only on use
+    from sklearn.datasets import load_digits as sklearn_digits  # slow to import
 
     pixels, labels = sklearn_digits(return_X_y=True)
     shape = (-1, 64) if flat else (-1, 1, 8, 8)
@@ -84,7 +84,7 @@ def load_digits(*, flat: bool = False, train_size: int | None = None) -> Data:
 
 @cache
 def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Data:
-    """Our mnist1d, 4,000/1,000/1,000 inputs (N, 1, 40); shuffled permutes the points, alike in every sample."""
+    """mnist1d, 4,000/1,000/1,000 inputs (N, 1, 40); `shuffled` permutes the points, the same way in every sample."""
     curves, labels = mnist1d.generate(6_000, rng_seed=MNIST1D_RNG_SEED)
     if shuffled:
         curves = curves[:, np.random.default_rng(SHUFFLE_RNG_SEED).permutation(mnist1d.NUM_POINTS)]
@@ -123,7 +123,7 @@ def _read_cifar10(path: Path) -> Samples:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The byte array in an IDX file, unpacked on the way if its name ends in .gz."""
+    """The byte array in an IDX file, decompressed if its name ends in .gz."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -140,31 +140,31 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -> Iterator[Samples]:
-    """Deal shuffled samples: one split of each size in `held_out`, then train_size of the rest (all if None)."""
+    """Shuffle and split: one split of each size in `held_out`, then train_size samples of the rest (all if None)."""
     x, y = samples
     if len(x) != len(y):
-        raise ValueError(f"every input needs a label, got {len(x)} inputs and {len(y)} labels: mend the files")
+        raise ValueError(f"every input needs a label, got {len(x)} inputs and {len(y)} labels: correct the files")
     available = len(x) - sum(held_out)
     if train_size is None:
         train_size = available
     if not 1 <= train_size <= available:
         raise ValueError(f"train_size must lie in 1..{available} for this data set, got {train_size}: choose within it")
     order = np.random.default_rng(SPLIT_RNG_SEED).permutation(len(x))
-    # Held-out splits are dealt first, so that they do not depend on train_size.
+    # Held-out splits come first, so that they do not depend on train_size.
     for start, size in zip(accumulate(held_out, initial=0), (*held_out, train_size), strict=True):
         chosen = order[start : start + size]
         yield x[chosen], y[chosen]
 
 
 def normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
-    """The splits with inputs scaled by one mean and deviation, of the training inputs, for all."""
+    """The splits with inputs normalised by the mean and standard deviation of the training inputs."""
     mean, std = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
     train, validation, test = (((x - mean) / std, y) for x, y in (train, validation, test))
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
 
 
 def as_data(*, train: Samples, validation: Samples, test: Samples, num_classes: int) -> Data:
-    """The splits as tensors: inputs float32, or int64 if they are tokens; labels int64."""
+    """The splits as tensors: inputs float32 (int64 for tokens), labels int64."""
     tensors = {}
     for name, (x, y) in (("train", train), ("validation", validation), ("test", test)):
         dtype = np.int64 if np.issubdtype(x.dtype, np.integer) else np.float32

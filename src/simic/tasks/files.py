@@ -1,8 +1,7 @@
-"""Files that tasks read: where they are looked for, and what is said when one is missing. Nothing here loads torch."""
+"""Files that tasks read: where they are looked for, and errors that say where to get them. Nothing here loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CIFAR10_DIR = Path("cifar-10-batches-bin")
@@ -14,7 +13,7 @@ TEXT_FILE = "input.txt"
 
 
 def fashion_files(data_dir: Path | None = None) -> list[Path]:
-    """Images and labels of Fashion-MNIST, first those to train on, packed or not."""
+    """Training images and labels of Fashion-MNIST, then those for testing, compressed or not."""
     return [
         _find_idx(data_dir or FASHION_DIR, f"{part}-{kind}-ubyte")
         for part in ("train", "t10k")
@@ -23,7 +22,7 @@ def fashion_files(data_dir: Path | None = None) -> list[Path]:
 
 
 def cifar10_files(data_dir: Path | None = None) -> list[Path]:
-    """The five batches of CIFAR-10 to train on, and the one to test on."""
+    """The five training batches of CIFAR-10, then the test batch."""
     directory = data_dir or CIFAR10_DIR
     paths = [directory / f"{name}.bin" for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")]
     for path in paths:
@@ -49,29 +48,8 @@ def text_files(data_dir: Path | None = None) -> list[Path]:
     return [path]
 
 
-FILES: dict[str, Callable[[Path | None], list[Path]]] = {
-    "fashion-cnn": fashion_files,
-    "cifar10-cnn": cifar10_files,
-    "chars-transformer": text_files,
-}
-"""Tasks that read files, and what finds them."""
-
-
-def check_data(tasks: Iterable[str], data_dir: str | Path | None) -> None:
-    """Raise if a file that one of these tasks or families reads is missing, or if none of them reads any."""
-    tasks = list(tasks)
-    if data_dir is not None and not any(name in FILES for name in tasks):
-        raise ValueError(
-            f"--data-dir is for tasks that read files ({', '.join(FILES)}); {', '.join(tasks)} reads no files: leave "
-            f"it out, got {str(data_dir)!r}"
-        )
-    for name in tasks:
-        if name in FILES:
-            FILES[name](None if data_dir is None else Path(data_dir))
-
-
 def _find_idx(data_dir: Path, name: str) -> Path:
-    """`name` in `data_dir`, packed or not."""
+    """`name` in `data_dir`, compressed or not."""
     for path in (data_dir / f"{name}.gz", data_dir / name):
         if path.is_file():
             return path

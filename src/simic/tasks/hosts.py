@@ -1,8 +1,8 @@
-"""Host networks: plain Sequentials of named segments, a slot after every segment but the last.
+"""Host networks: Sequentials of named segments, with a slot after every segment but the last.
 
-Every segment before the head puts out `width` features, whatever its resolution. Norms see one sample at a time
-(no batch norm) and nothing is drawn at random, so that hosts can run stacked; `growth.stacked_check` refuses others.
-Weights come from torch's global rng: seed it first.
+Every segment before the head outputs `width` features, whatever its resolution. Norms are per sample (no batch norm)
+and there is no dropout, so that hosts can be stacked; `stacked.check` refuses others. Weights are drawn from torch's
+global rng: seed it first.
 
 Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width); transformer
 tokens (B, L), between segments (B, L, C).
@@ -36,7 +36,7 @@ def mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.S
 
 
 def plain_mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.Sequential:
-    """An MLP without norms, for hosts so narrow that a norm would cost them a feature and ReLU would kill some."""
+    """An MLP without norms and with GELU: in very narrow hosts a norm removes a feature and ReLU units die."""
     check_positive(in_features=in_features, width=width, depth=depth, num_classes=num_classes)
     segments = OrderedDict[str, nn.Module]()
     for name in slot_names(depth):
@@ -56,7 +56,7 @@ def conv_host(in_channels: int, width: int, num_blocks: int, num_classes: int, d
     segments = OrderedDict[str, nn.Module]()
     for name in slot_names(num_blocks + 1):
         channels, stride = (width, 2) if segments else (in_channels, 1)
-        # The norm, of one group, supplies the offset a bias would.
+        # The bias is part of the norm.
         layer = conv(channels, width, kernel_size=3, stride=stride, padding=1, bias=False)
         segments[name] = nn.Sequential(layer, nn.GroupNorm(1, width), nn.ReLU())
     segments["head"] = nn.Sequential(pool(1), nn.Flatten(), nn.Linear(width, num_classes))
@@ -76,7 +76,7 @@ def transformer_host(num_tokens: int, length: int, width: int, num_blocks: int) 
 
 
 class TokenEmbedding(nn.Module):
-    """What a token is plus where it stands, both learned."""
+    """Learned embeddings of tokens and positions, added."""
 
     def __init__(self, num_tokens: int, length: int, width: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention over the past, then an MLP, each with its norm before it and added to the stream."""
+    """Pre-norm residual block of causal attention and an MLP."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """Mix each position's value with those before it."""
+        """Causal multi-head attention."""
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).movedim(-3, 0).transpose(-3, -2)  # (B, heads, L, head)
-        # Written out: vmap has no rule for torch's fused attention on the CPU.
+        # Not `scaled_dot_product_attention`: vmap has no rule for it on the CPU.
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         return (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(-3, -2).flatten(-2)

@@ -1,7 +1,7 @@
-"""A procedural data set of one-dimensional "digits": ten short curves, distorted, in noise.
+"""A procedural data set of one-dimensional "digits": ten short curves, distorted and noisy.
 
-In the spirit of MNIST-1D (Greydanus & Kobak 2020, "Scaling down deep learning"), with templates of our own.
-A convolution finds the curve wherever it lies; a linear model cannot.
+Modelled on MNIST-1D (Greydanus & Kobak 2020, "Scaling down deep learning"), with other templates. A convolution
+detects the curve at any position; a linear model cannot.
 
 Shapes: N samples of 40 points; a template has 12 points.
 """
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 NUM_POINTS = 40
 """Length of a sample."""
 PADDING = (36, 60)
-"""Least and most empty points added to a template: the more, the narrower the curve in its sample."""
+"""Minimum and maximum number of empty points added to a template; more make the curve narrower."""
 AMPLITUDE_SPREAD = 0.4
-"""Curves are scaled by 1 plus or minus at most this."""
+"""Curves are scaled by a factor within 1 +- this."""
 SHEAR = 0.75
-"""Greatest height of the ramp added from end to end."""
+"""Maximum height of the linear ramp that is added."""
 MAX_TRANSLATION = 48
-"""Greatest shift, in points before resampling; what leaves at one end enters at the other."""
+"""Maximum cyclic shift, in points before resampling."""
 CORRELATED_NOISE = 0.15
-"""Standard deviation of the noise shared by neighbouring points."""
+"""Standard deviation of the noise that is correlated between neighbouring points."""
 SMOOTHING_WIDTH = 2.0
-"""Standard deviation, in points, of the Gaussian that spreads it over neighbours."""
+"""Standard deviation of the Gaussian smoothing kernel, in points."""
 WHITE_NOISE = 0.02
-"""Standard deviation of the noise independent at every point."""
+"""Standard deviation of the independent noise."""
 
 TEMPLATES = np.array(
     [
@@ -44,7 +44,7 @@ TEMPLATES = np.array(
 
 
 def generate(num_samples: int, *, rng_seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Curves (N, 40) and their classes (N,), fully determined by the arguments; classes are equally frequent."""
+    """Curves (N, 40) and their classes (N,), balanced and determined by the arguments."""
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {num_samples}: ask for one sample or more")
     rng = np.random.default_rng(rng_seed)
@@ -62,7 +62,7 @@ def _place(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.fl
     num_samples, template_length = len(labels), TEMPLATES.shape[1]
     length = template_length + rng.integers(*PADDING, size=(num_samples, 1), endpoint=True)
     shift = rng.integers(0, MAX_TRANSLATION, size=(num_samples, 1), endpoint=True)
-    # Framed by zeros, a template starts at 1; whatever lies past its end is clipped onto the last zeros.
+    # A template is padded with zeros and starts at 1; positions beyond its end are clipped to the last zeros.
     framed = np.pad(TEMPLATES, ((0, 0), (1, 2)))
     position = (np.arange(NUM_POINTS) / NUM_POINTS * length - shift + 1) % length
     position = position.clip(max=template_length + 1)
@@ -73,7 +73,7 @@ def _place(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.fl
 
 
 def _smoothing_matrix() -> NDArray[np.float64]:
-    """(40, 40): each column weighs its neighbours by a Gaussian, and keeps the variance of white noise."""
+    """Gaussian kernels (40, 40), one per column, normalised to preserve the variance of white noise."""
     distance = np.subtract.outer(np.arange(NUM_POINTS), np.arange(NUM_POINTS))
     weights = np.exp(-0.5 * (distance / SMOOTHING_WIDTH) ** 2)
     return weights / np.linalg.norm(weights, axis=0)

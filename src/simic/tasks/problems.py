@@ -1,8 +1,7 @@
-"""Generated problems whose need for capacity is set by a number: spirals, teachers that hide layers, motifs in noise;
-and subsets of data sets.
+"""Generated problems of adjustable difficulty: spirals, random teacher networks, motifs in noise, subsets of data sets.
 
-Shapes: M samples of D features, or of C channels and the sides of a picture; K classes. Every draw comes from the
-generator that is passed in.
+Shapes: M samples of D features, or of C channels and the sides of an image; K classes. All random numbers come from
+the generator that is passed in.
 """
 
 import math
@@ -17,31 +16,31 @@ from numpy.typing import NDArray
 from simic.tasks.data import Data, Samples, as_data, deal
 
 Traits = dict[str, float | str]
-"""What was drawn, by name."""
+"""Properties that were drawn, by name."""
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 512, 256, 512
-"""Sizes of the presets' splits."""
+"""Sizes of the splits of built-in tasks."""
 REFERENCE_RNG_SEED = 3
-"""Decides the samples of the presets' own data."""
+"""Rng seed of the samples of built-in tasks."""
 
 
 class Problem(Protocol):
-    """A kind of problem, and the difficulties it comes in."""
+    """A kind of problem, and the difficulties that it is drawn with."""
 
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Inputs (M, *shape) of about unit variance, labels (M,), and the difficulty that was drawn."""
+        """Inputs (M, *shape) of about unit variance, labels (M,), and the drawn difficulty."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spirals:
-    """One spiral arm per class, winding from the middle of a disc; the disc lies in a random plane of the inputs."""
+    """One spiral arm per class on a disc, which lies in a random plane of the inputs."""
 
     turns: tuple[float, ...]
-    """Windings of an arm, drawn from these: 0 gives wedges, which a linear model can tell apart."""
+    """Turns of an arm, drawn from these: 0 gives wedges, which a linear model can separate."""
     noise: tuple[float, ...] = (0.1,)
-    """Deviation of a point's angle as a share of the angle between two arms, drawn from these: 0.2 confuses 1 %."""
+    """Standard deviation of the angle as a share of the angle between arms, drawn from these: 0.2 mislabels 1 %."""
 
     def __post_init__(self) -> None:
         _check_choices(turns=self.turns, noise=self.noise)
@@ -49,7 +48,7 @@ class Spirals:
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Points uniform over the disc but for the gaps between arms."""
+        """Points along the arms, uniform over the disc's area."""
         in_features = _features(shape)
         if in_features < 2:
             raise ValueError(f"spirals need at least two input features, got {in_features}")
@@ -66,12 +65,12 @@ class Spirals:
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Labels from a random network: what a host must rediscover from normally distributed inputs."""
+    """Labels of normally distributed inputs, given by a random network."""
 
     hidden: tuple[int, ...]
     """Hidden units of the teacher, drawn from these; 0 is a linear teacher."""
     gain: float = 2.0
-    """How sharply a hidden unit switches."""
+    """Slope of the hidden units."""
 
     def __post_init__(self) -> None:
         _check_choices(hidden=self.hidden)
@@ -79,7 +78,7 @@ class Teacher:
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Logits are standardised per class, so that no class takes all samples."""
+        """Logits are standardised per class, so that classes are about balanced."""
         in_features, hidden = _features(shape), int(rng.choice(self.hidden))
         inputs = rng.standard_normal((num_samples, in_features))
         features = inputs
@@ -93,12 +92,12 @@ class Teacher:
 
 @dataclass(frozen=True, kw_only=True)
 class Motifs:
-    """A pattern for every class, somewhere in noise: wherever it lies, a convolution finds it."""
+    """One pattern per class at a random position in noise."""
 
     extent: tuple[int, ...]
-    """Points of a pattern along each side, drawn from these: one layer sees three of them at a time."""
+    """Side length of a pattern, drawn from these; one 3x3 layer covers three points."""
     noise: tuple[float, ...]
-    """Deviation of the noise over that of the pattern, drawn from these."""
+    """Standard deviation of the noise relative to the pattern, drawn from these."""
 
     def __post_init__(self) -> None:
         _check_choices(extent=self.extent, noise=self.noise)
@@ -108,7 +107,7 @@ class Motifs:
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Patterns of normally distributed points, each of the same norm; they lie whole within the picture."""
+        """Patterns of normally distributed points and equal norm, placed fully inside the image."""
         extent, noise = int(rng.choice(self.extent)), float(rng.choice(self.noise))
         channels, *sides = shape
         if not sides or extent > min(sides):
@@ -118,7 +117,7 @@ class Motifs:
         motifs /= np.sqrt((motifs**2).mean(axis=tuple(range(1, motifs.ndim)), keepdims=True))
         inputs = noise * rng.standard_normal((num_samples, *sides, channels))
         places = [rng.integers(0, side - extent, (num_samples, 1), endpoint=True) for side in sides] + np.arange(extent)
-        # Indices of one axis vary along that axis alone: (M, extent, 1), (M, 1, extent) for pictures.
+        # Indices of one axis vary along that axis only: (M, extent, 1) and (M, 1, extent) for images.
         axes = [np.expand_dims(own, [1 + j for j in range(len(sides)) if j != i]) for i, own in enumerate(places)]
         samples = np.arange(num_samples).reshape(-1, *[1] * len(sides))
         inputs[samples, *axes] += motifs[labels]
@@ -128,7 +127,7 @@ class Motifs:
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """Samples of a data set, some of its classes: every host learns from others."""
+    """Random samples of random classes of a data set, different for every host."""
 
     name: str
     load: Callable[[], Data]
@@ -136,7 +135,7 @@ class Subset:
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
     ) -> tuple[Samples, Traits]:
-        """Samples that are not for testing, none twice; classes are renumbered in the order they were drawn in."""
+        """Training and validation samples without repetition; classes are renumbered in the order they were drawn."""
         data = self.load()
         inputs = np.concatenate([data.train_x.numpy(), data.validation_x.numpy()])
         labels = np.concatenate([data.train_y.numpy(), data.validation_y.numpy()])
@@ -157,7 +156,7 @@ class Subset:
 def generate_data(
     problem: Problem, rng: np.random.Generator, *, sizes: tuple[int, int, int], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Data, Traits]:
-    """A data set of one concept; `sizes` are those of train, validation and test."""
+    """A data set of one problem; `sizes` are those of train, validation and test."""
     (x, y), traits = problem.generate(rng, num_samples=sum(sizes), shape=shape, num_classes=num_classes)
     ends = np.cumsum(sizes)
     train, validation, test = zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True)
@@ -178,13 +177,13 @@ def load_teacher(*, in_features: int = 8, num_classes: int = 3, train_size: int 
 
 @cache
 def load_motifs(*, shape: tuple[int, ...] = (1, 6, 6), num_classes: int = 4, train_size: int | None = 256) -> Data:
-    """Patterns of four points a side in noise, 256/256/512 inputs (M, *shape)."""
+    """Patterns with sides of four points in noise, 256/256/512 inputs (M, *shape)."""
     return _reference(Motifs(extent=(4,), noise=(0.3,)), shape, num_classes, train_size)
 
 
 @cache
 def load_subset(*, problem: Subset, num_classes: int = 10, train_size: int | None = None) -> Data:
-    """Some samples of a data set, 1,024/256/128."""
+    """A subset of a data set, 1,024/256/128 samples."""
     shape = tuple(problem.load().train_x.shape[1:])
     return _reference(problem, shape, num_classes, train_size, sizes=(1_024, NUM_VALIDATION, 128))
 

@@ -1,6 +1,6 @@
-"""Text for character models: windows of a file, or of sentences from a small grammar of our own.
+"""Text for character models: windows of a file, or of sentences of a small grammar.
 
-Subjects and verbs agree across clauses and brackets close in the order they opened, so that looking back pays.
+Subjects and verbs agree across clauses and brackets match, so that models benefit from context.
 
 Shapes: M windows of L characters.
 """
@@ -15,15 +15,15 @@ from simic.tasks.data import Data, as_data, deal
 from simic.tasks.files import text_files
 
 WINDOW_LENGTH = 32
-"""Characters a model reads at once."""
+"""Characters of a window."""
 HELD_OUT_SHARE = 1 / 6
 """Share of the windows that go to validation, and again to test."""
 GRAMMAR_RNG_SEED = 4
-"""Decides the sentences of the generated text."""
+"""Rng seed of the generated text."""
 GENERATED_CHARACTERS = 96_001
 """Length of the generated text: 3,000 windows."""
 MAX_DEPTH = 6
-"""Beyond this many nested rules only the first expansion is taken, which ends soonest."""
+"""At this nesting depth only the first, shortest expansion of a rule is used."""
 
 GRAMMAR: dict[str, tuple[str, ...]] = {
     "sentence": ("<one>. ", "<many>. ", "<one>, and <many>. ", "<many>, but <one>. ", "<list>. "),
@@ -42,7 +42,7 @@ GRAMMAR: dict[str, tuple[str, ...]] = {
 
 @cache
 def load_chars(*, train_size: int | None = None, data_dir: Path | None = None) -> Data:
-    """Windows (M, 32) of a text and, as targets, the same windows one character on.
+    """Windows (M, 32) of a text; targets are the same windows shifted by one character.
 
     `data_dir` is a UTF-8 text file, or a directory that holds input.txt; without it the text is generated.
     """
@@ -60,7 +60,7 @@ def load_chars(*, train_size: int | None = None, data_dir: Path | None = None) -
 
 
 def generate_text(num_characters: int, *, rng_seed: int) -> str:
-    """Sentences of the grammar, cut to length; fully determined by the arguments."""
+    """Sentences of the grammar, cut to length; determined by the arguments."""
     if num_characters < 1:
         raise ValueError(f"num_characters must be at least 1, got {num_characters}")
     rng = np.random.default_rng(rng_seed)

@@ -1,7 +1,7 @@
-"""What differs between the hosts of one task: the problem, its data size, label noise and learning rate.
+"""HostVariation: what differs between the hosts of one task: problem, data size, label noise and learning rate.
 
-Shapes are those of the task's own data for every host, so that hosts can be stacked. A host is determined by the
-task and its rng seed; no global generator is touched.
+The data of all hosts have the shapes of the task's own data, so that hosts can be stacked. A host is determined by the
+task and its rng seed; global generators are not used.
 """
 
 import math
@@ -17,28 +17,28 @@ from simic.tasks.problems import Problem, Traits, generate_data
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostTask:
-    """What one host learns, and how fast."""
+    """Data and learning rate of one host."""
 
     data: Data = field(repr=False)
     learning_rate: float
     traits: Traits
-    """What was drawn, for analysis."""
+    """Properties that were drawn, for analysis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostVariation:
-    """What a host is drawn from, each field on its own and uniformly: a value listed twice comes twice as often."""
+    """What hosts are drawn from, each field independently and uniformly; a value listed twice is twice as likely."""
 
     problems: tuple[Problem, ...] = ()
-    """Problems to generate afresh; none: all hosts share the task's own data."""
+    """Problems that new data are generated from; without any, all hosts share the task's own data."""
     data_share: tuple[float, ...] = (1.0,)
-    """Share of the training samples that are distinct; they are repeated to the common length."""
+    """Share of distinct training samples; they are repeated to the common length."""
     label_noise: tuple[float, ...] = (0.0,)
-    """Share of the distinct training samples whose label is a wrong one; validation and test stay clean."""
+    """Share of distinct training samples with a wrong label; validation and test labels are correct."""
     rate_factor: tuple[float, float] = (1.0, 1.0)
-    """Least and greatest multiple of the task's learning rate, drawn uniformly in the logarithm."""
+    """Range of the factor on the task's learning rate, log-uniform."""
     stream: tuple[int, ...] = ()
-    """Keeps the draws of different tasks apart that use the same rng seeds."""
+    """Separates the random streams of tasks that use the same rng seeds."""
 
     def __post_init__(self) -> None:
         if not self.data_share or not all(0 < share <= 1 for share in self.data_share):
@@ -49,10 +49,10 @@ class HostVariation:
             raise ValueError(f"rate_factor must be a range above zero, least first, got {self.rate_factor}")
 
     def host(self, reference: Data, learning_rate: float, rng_seed: int) -> HostTask:
-        """The host of this rng seed; data that need no change are `reference` itself."""
+        """The host of this rng seed; its data are `reference` itself if nothing changes."""
         if rng_seed < 0:
             raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
-        # The stream's length comes first: a seed sequence takes trailing zeros for nothing.
+        # The length comes first, because a seed sequence ignores trailing zeros.
         rng = np.random.default_rng([len(self.stream), *self.stream, rng_seed])
         data, traits = self._problem(reference, rng)
         share, noise = float(rng.choice(self.data_share)), float(rng.choice(self.label_noise))
@@ -76,7 +76,7 @@ class HostVariation:
 
 
 def _fewer_samples(data: Data, share: float, rng: np.random.Generator) -> tuple[Data, int]:
-    """The data with a subset of the training samples, repeated in turn to the same length; and the subset's size."""
+    """The data with a subset of the training samples, repeated to the same length; and the subset's size."""
     total = len(data.train_x)
     size = max(1, round(share * total))
     if size == total:
@@ -86,7 +86,7 @@ def _fewer_samples(data: Data, share: float, rng: np.random.Generator) -> tuple[
 
 
 def _mislabelled(data: Data, data_size: int, noise: float, rng: np.random.Generator) -> Data:
-    """The data with a share of the training labels wrong; the copies of a sample agree."""
+    """The data with a share of wrong training labels; copies of a sample have the same label."""
     labels = data.train_y[:data_size].numpy().copy().reshape(-1)
     wrong = rng.choice(labels.size, round(noise * labels.size), replace=False)
     if not wrong.size:

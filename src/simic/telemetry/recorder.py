@@ -17,20 +17,25 @@ _CHUNK = 1 << 16
 
 
 class Recorder:
-    """Appends events to the files of a run directory, at a level of detail that can be raised temporarily."""
+    """Appends events to the files of a run directory, at a level of detail that can be raised temporarily.
+
+    Without a directory nothing is written; only mirrors receive events.
+    """
 
     def __init__(
-        self, directory: str | Path, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
+        self, directory: str | Path | None, level: Level = "normal", *, mirrors: Iterable[Callable[[Event], None]] = ()
     ) -> None:
         if level not in LEVELS:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
         self.level: Level = level
         self._mirrors = tuple(mirrors)
         self._escalated_updates = 0
-        self._files = {name: _LineFile(Path(directory) / name) for name in FILES}
+        self._files = {} if directory is None else {name: _LineFile(Path(directory) / name) for name in FILES}
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether events of this kind are recorded now; check before building many of them."""
+        if not self._files and not self._mirrors:
+            return False
         level = "debug" if self._escalated_updates and self.level != "off" else self.level
         return LEVELS.index(kind.level) <= LEVELS.index(level)
 
@@ -38,9 +43,10 @@ class Recorder:
         """Record an event if the level includes it, and pass it to the mirrors."""
         if not self.wants(type(event)):
             return
-        self._files[event.file].append(to_json(event))
-        if event.file == PROCESS_FILE:  # few, and readers want them at once
-            self._files[PROCESS_FILE].flush()
+        if self._files:
+            self._files[event.file].append(to_json(event))
+            if event.file == PROCESS_FILE:  # few, and readers want them at once
+                self._files[PROCESS_FILE].flush()
         for mirror in self._mirrors:
             mirror(event)
 
@@ -60,12 +66,15 @@ class Recorder:
 
     def position(self) -> int:
         """Size of events.jsonl in bytes, after syncing it to disk."""
+        if not self._files:
+            return 0
         self._files[EVENTS_FILE].sync()
         return self._files[EVENTS_FILE].size
 
     def rewind(self, position: int) -> None:
         """Truncate events.jsonl to a position: later events will happen again. process.jsonl is not changed."""
-        self._files[EVENTS_FILE].truncate(position)
+        if self._files:
+            self._files[EVENTS_FILE].truncate(position)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in events.jsonl, and how many updates are still recorded in full detail."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from simic.config import RunConfig
 from simic.control.facts import Facts
@@ -30,12 +29,11 @@ from simic.ppo.rollout import Rollout
 from simic.storage.checkpoint import save_checkpoint
 from simic.storage.run_directory import RunDirectory, RunExistsError
 from simic.telemetry.events import RunFinished, Update
-from simic.telemetry.recorder import Recorder
-from simic.training.build import make_agent, make_mirrors, make_setup, manifest, start_from, write_config
+from simic.training.build import make_agent, make_recorder, make_setup, manifest, start_from, write_config
 from simic.training.episode_files import load_episodes, save_episodes
 from simic.training.episodes import GroupJob, GroupSetup, group_jobs, learner_arrays, make_trainings, to_rollout
 from simic.training.profiler import profiled_steps
-from simic.training.progress import Progress
+from simic.training.result import OnUpdate, Status, StopTraining, TrainingResult
 from simic.workers.build import make_pool
 from simic.workers.signals import Stopped, StopSignals
 
@@ -45,17 +43,16 @@ LEARNERS: dict[str, Callable[..., Any]] = {"imitation": imitate, "iql": learn_of
 
 def learn_from_episodes(
     config: RunConfig,
-    directory: RunDirectory,
+    directory: RunDirectory | None = None,
     *,
-    init: Path | None,
+    init: Path | None = None,
     profile: Path | None = None,
-    command: tuple[str, ...],
-    say: Callable[[str], None],
+    on_update: OnUpdate | None = None,
+    say: Callable[[str], None] = print,
     begun: Callable[[], None] = lambda: None,
-) -> int:
-    """Learn and write the controller to the run directory, whose lock the caller holds; returns the exit code."""
-    torch.set_num_threads(1)  # as in workers: a fixed order of sums, and the fastest setting for small tensors
-    if directory.config.is_file():
+) -> TrainingResult:
+    """Train by imitation or IQL. The caller holds the lock of the directory; without one nothing is written."""
+    if directory is not None and directory.config.is_file():
         raise RunExistsError(
             f"{directory.path} holds a run already, and {config.algorithm} cannot resume one: choose another --out"
         )
@@ -63,49 +60,63 @@ def learn_from_episodes(
     if init is not None:
         start_from(agent, init, say=say)
     rollouts = _gather(config, directory, agent.plain.state_size, say)
-    started, mirrors = manifest(config, command), make_mirrors(config, directory, 0)
-    write_config(config, directory)  # last, so that a start that fails leaves no run behind
-    begun()
-    with Recorder(directory.path, config.level, mirrors=mirrors) as recorder:
+    started, history = manifest(config), list[dict[str, float]]()
+    with make_recorder(config, directory) as recorder:
+        if directory is not None:
+            write_config(config, directory)  # now: a run that cannot be built leaves no settings behind
+        begun()
         recorder.record(started)
-        steps, safe = 0, deepcopy(agent.state_dict())
+        safe = deepcopy(agent.state_dict())
 
         def save() -> None:
-            tree = {"update": steps, "agent": safe}
-            save_checkpoint(directory.checkpoints, steps, tree, about=agent.about(), keep=config.keep)
+            if directory is not None:
+                tree = {"update": len(history), "agent": safe}
+                save_checkpoint(directory.checkpoints, len(history), tree, about=agent.about(), keep=config.keep)
 
         def progress(metrics: Any) -> None:
-            nonlocal steps, safe
-            numbers = flat(asdict(metrics))
-            recorder.record(Update(update=steps, metrics=numbers))
+            nonlocal safe
+            done, numbers = len(history), flat(asdict(metrics))
+            recorder.record(Update(update=done, metrics=numbers))
             shown = [f"{k} {v:.3f}" for k, v in numbers.items() if "/" not in k or k == "head_accuracy/op"]
-            say(f"{config.algorithm} {steps}: " + "  ".join(shown))
-            steps, safe = steps + 1, deepcopy(agent.state_dict())
-            if steps % config.checkpoint_every == 0:
+            say(f"{config.algorithm} {done}: " + "  ".join(shown))
+            history.append({"update": done + 1, **numbers})
+            safe = deepcopy(agent.state_dict())
+            if len(history) % config.checkpoint_every == 0:
                 save()
+            if on_update is not None and on_update(done + 1, history[-1]):
+                raise StopTraining("on_update returned True")
 
         with profiled_steps(profile):
             status, code, reason = _learn(config, agent, rollouts, progress)
-        if code:
+        if status != "done":
             save()
-        else:
+            agent.load_state_dict(safe)
+        elif directory is not None:
             agent.save_controller(directory.controller)
         seconds = time.monotonic() - began
-        recorder.record(RunFinished(update=steps, status=status, exit_code=code, seconds=seconds, reason=reason))
-    Progress().finish(status, steps, directory.path, reason)
-    return code
+        recorder.record(RunFinished(update=len(history), status=status, exit_code=code, seconds=seconds, reason=reason))
+    path = None if directory is None else directory.path
+    return TrainingResult(
+        status=status,
+        reason=reason,
+        exit_code=code,
+        updates=len(history),
+        history=history,
+        agent=agent,
+        directory=path,
+    )
 
 
 def _learn(
     config: RunConfig, agent: PPOAgent, rollouts: Sequence[Rollout], progress: Callable[[Any], None]
-) -> tuple[str, int, str]:
+) -> tuple[Status, int, str]:
     """Learn until done, stopped or diverged; returns status, exit code and reason."""
     try:
         with StopSignals().watched():
             LEARNERS[config.algorithm](agent, rollouts, getattr(config, config.algorithm), progress=progress)
         return "done", 0, ""
-    except Stopped as stop:
-        return "stopped", stop.exit_code, str(stop)
+    except (Stopped, StopTraining) as stop:
+        return "stopped", getattr(stop, "exit_code", 0), str(stop)
     except DivergedError as error:
         return "diverged", 3, str(error)
 
@@ -133,7 +144,9 @@ def flat(tree: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Callable[[str], None]) -> list[Rollout]:
+def _gather(
+    config: RunConfig, directory: RunDirectory | None, state_size: int, say: Callable[[str], None]
+) -> list[Rollout]:
     rollouts: list[Rollout] = []
     players = [source for source in config.episodes if names_controller(source)]
     for source in config.episodes:
@@ -147,7 +160,12 @@ def _gather(config: RunConfig, directory: RunDirectory, state_size: int, say: Ca
 
 
 def _fresh(
-    config: RunConfig, directory: RunDirectory, player: str, first: int, state_size: int, say: Callable[[str], None]
+    config: RunConfig,
+    directory: RunDirectory | None,
+    player: str,
+    first: int,
+    state_size: int,
+    say: Callable[[str], None],
 ) -> Sequence[Rollout]:
     """Episodes played now: as many as PPO would collect."""
     make_controller(player)  # an unusable controller is refused here, before workers start
@@ -157,7 +175,7 @@ def _fresh(
             jobs = group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks)
             records = pool.run((setup, player), jobs)
             groups = [learner_arrays(record) for record in records]
-            if config.record:
+            if config.record and directory is not None:
                 save_episodes(directory.episodes, first + update, groups)
             rollouts += [to_rollout(group, state_size) for group in groups]
             score = np.mean([record.score.mean() for record in records])

@@ -23,12 +23,11 @@ from simic.environment.seeding import host_rng_seed, task_rng_seed
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
-from simic.policy.network import ActorCritic, FactoredRecurrentActorCritic
+from simic.policy.network import ActorCritic
 from simic.ppo.rollout import Rollout
 from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
-from simic.tasks.families import FAMILIES, Split, find_family
-from simic.tasks.task import Task, make_task
+from simic.tasks.registry import Split, find_task
 
 OBSERVATION = ("base", "slots", "blueprints")
 """Parts of an observation, under these names also in recorded episodes."""
@@ -89,7 +88,7 @@ class PolicyWeights(NamedTuple):
         """A copy of a network's weights."""
         return cls(network.config, {name: value.cpu().numpy().copy() for name, value in network.state_dict().items()})
 
-    def network(self) -> FactoredRecurrentActorCritic:
+    def network(self) -> ActorCritic:
         """A network with these weights."""
         network = make_network(self.config)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays.items()})
@@ -121,18 +120,15 @@ def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> Episo
 def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
     """The hosts of a group at the start of their episodes."""
     return HostTrainings(
-        group_task(setup.task, setup.split, task_rng_seed(job.rng_seed, job.task), setup.data_dir),
+        find_task(
+            setup.task, split=setup.split, rng_seed=task_rng_seed(job.rng_seed, job.task), data_dir=setup.data_dir
+        ),
         [host_rng_seed(job.group_seed, 0, env) for env in range(setup.group_size)],
         episode=setup.episode,
         lifecycle=setup.lifecycle,
         reward=setup.reward,
         governor=setup.governor,
     )
-
-
-def group_task(name: str, split: Split, rng_seed: int, data_dir: str | None = None) -> Task:
-    """A task drawn from a family, or the task of that name."""
-    return find_family(name).draw_task(rng_seed, split) if name in FAMILIES else make_task(name, data_dir=data_dir)
 
 
 def against_twins(record: EpisodeRecord, twins: EpisodeRecord, gamma: float) -> EpisodeRecord:

@@ -1,94 +1,119 @@
-"""Grow one host of a task under a controller: the loop behind `simic grow`, usable as a function."""
+"""Grow one host of a task: `simic.grow` and `simic grow`."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from simic.control.baselines import Controller
 from simic.control.registry import make_controller
 from simic.growth.export import export_plain
+from simic.growth.isolation import preserved_rng
 from simic.growth.model import GrowableModel
 from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.storage.files import write_file
-from simic.storage.printable import printable
-from simic.tasks.task import Task, evaluate, make_task
+from simic.tasks.registry import make_task
+from simic.tasks.task import Task, evaluate
+from simic.training.progress import Progress
+from simic.workers.threads import single_thread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grown:
-    """A host after its life, and what it reached."""
+    """A host that was trained and grown."""
 
     model: GrowableModel
     plain: nn.Module
-    """The exported network: fossils are part of it, seeds whose fate was open are left out."""
+    """The exported network: with fossils, without live seeds."""
     left_out: tuple[SlotReport, ...]
-    """Those of them that the growing network's output depends on."""
-    decisions: list[Decision]
+    """Live seeds that the model's output depends on and the exported network lacks."""
+    decisions: list[Decision] = field(repr=False)
     test_accuracy: float
     """Of the exported network."""
+    example: torch.Tensor = field(repr=False)
+    """A batch of two inputs."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the exported network."""
+        return sum(parameter.numel() for parameter in self.plain.parameters())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the exported network as a torch.export program (.pt2) for batches of any size."""
+        program = torch.export.export(self.plain, (self.example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        content = io.BytesIO()  # torch aborts the process if it writes to a full disk itself
+        torch.export.save(program, content)
+        write_file(Path(path), content.getvalue())
 
 
-def grow_host(
-    task: Task,
+def grow(
+    task: str | Task,
     controller: str | Controller = "heuristic",
     *,
     host_epochs: int = 40,
     rng_seed: int = 0,
     lifecycle: LifecycleConfig | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     prepare: Callable[[GrowableModel], None] = lambda model: None,
     before_host_epoch: Callable[[GrowableModel], None] = lambda model: None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
 ) -> Grown:
-    """Train a fresh host for `host_epochs`, deciding after each one. The rng seed fixes weights, batches and seeds."""
+    """Train a new host of a task for `host_epochs`; the controller decides after each one.
+
+    A task is a `simic.Task`, a name, or `module:function`, a function that returns a `simic.Task`. A controller is a
+    name, the path of a saved controller or plan, or an object, such as `TrainingResult.controller`. The rng seed fixes
+    initial weights, batches and seeds; the global random state is left as it was.
+    """
     if host_epochs < 1:
         raise ValueError(f"host_epochs must be at least 1, got {host_epochs}")
-    torch.manual_seed(rng_seed)
-    batches = torch.Generator().manual_seed(rng_seed)
-    model = GrowableModel(
-        task.make_host(), task.slots, example_input=task.data.train_x[:2], lifecycle=lifecycle, rng_seed=rng_seed
-    )
-    prepare(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
-    learning_rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, host_epochs)
+    task = load_task(task, data_dir) if isinstance(task, str) else task
+    with preserved_rng():
+        torch.manual_seed(rng_seed)
+        batches = torch.Generator().manual_seed(rng_seed)
+        example = task.data.train_x[:2]
+        model = GrowableModel(
+            task.make_host(), task.slots, example_input=example, lifecycle=lifecycle, rng_seed=rng_seed
+        )
+        prepare(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
+        learning_rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, host_epochs)
 
-    def validate() -> dict[str, float]:
-        figures = evaluate(model, task, "validation")
-        return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
+        def validate() -> dict[str, float]:
+            figures = evaluate(model, task, "validation")
+            return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
 
-    scheduler = GrowthScheduler(
-        model, optimizer, controller, [learning_rate], evaluate=validate, horizon=host_epochs, rng_seed=rng_seed
-    )
-    for _ in range(host_epochs):
-        before_host_epoch(model)
-        model.train()
-        for x, y in task.train_batches(batches):
-            loss = scheduler.loss(lambda x=x, y=y: task.loss(model(x), y))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        learning_rate.step()
-        on_decision(scheduler.step())
-    plain = export_plain(model)
-    return Grown(
-        model=model,
-        plain=plain,
-        left_out=tuple(blended_live_seeds(model)),
-        decisions=scheduler.decisions,
-        test_accuracy=evaluate(plain, task, "test")["accuracy"],
-    )
+        scheduler = GrowthScheduler(
+            model, optimizer, controller, [learning_rate], evaluate=validate, horizon=host_epochs, rng_seed=rng_seed
+        )
+        for _ in range(host_epochs):
+            before_host_epoch(model)
+            model.train()
+            for x, y in task.train_batches(batches):
+                loss = scheduler.loss(lambda x=x, y=y: task.loss(model(x), y))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            learning_rate.step()
+            on_decision(scheduler.step())
+        plain = export_plain(model)
+        return Grown(
+            model=model,
+            plain=plain,
+            left_out=tuple(blended_live_seeds(model)),
+            decisions=scheduler.decisions,
+            test_accuracy=evaluate(plain, task, "test")["accuracy"],
+            example=example,
+        )
 
 
 def print_growing(
@@ -102,56 +127,46 @@ def print_growing(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """Train a host alone, then one that grows from the same start; print every seed's life and what growth brought."""
-    torch.set_num_threads(1)  # many tiny operations: threads cost more than they give
+    """Train a host without growth, then the same host with growth; print every seed's stages and both results."""
     task = load_task(task_name, data_dir)
-    make_controller(controller)  # a file that does not fit is refused before the host alone is trained
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    lifecycle = LifecycleConfig(incubation=incubation)
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+    make_controller(controller)  # a file that does not fit is refused before the first training
+    lifecycle, progress = LifecycleConfig(incubation=incubation), Progress(quiet=quiet)
 
-        def run(who: str, label: str, tell: Callable[[Decision], None]) -> Grown:
-            bar = progress.add_task(label, total=host_epochs)
+    def train(decider: str, label: str, show: Callable[[Decision], None]) -> Grown:
+        def on_decision(decision: Decision) -> None:
+            progress.bar(decision.index + 1, host_epochs)
+            show(decision)
 
-            def on_decision(decision: Decision) -> None:
-                progress.advance(bar)
-                tell(decision)
+        progress.describe(label)
+        return grow(
+            task, decider, host_epochs=host_epochs, rng_seed=rng_seed, lifecycle=lifecycle, on_decision=on_decision
+        )
 
-            return grow_host(
-                task, who, host_epochs=host_epochs, rng_seed=rng_seed, lifecycle=lifecycle, on_decision=on_decision
-            )
-
-        alone = run("wait", "host alone", lambda decision: None)
-        grown = run(controller, "growing host", (lambda decision: None) if quiet else _printer(console))
-    grown.model.print_growth(console)
-    before, after = _parameters(alone.plain), _parameters(grown.plain)
-    console.print(f"test accuracy of {escape(printable(task.name))} after {host_epochs} host epochs:")
-    console.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {before:,} parameters")
-    console.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {after:,} parameters")
+    with single_thread(), progress:
+        alone = train("wait", "host alone", lambda decision: None)
+        grown = train(controller, "growing host", lambda decision: _show_changes(progress, decision))
+    result = Progress()  # also if quiet
+    grown.model.print_growth(result.console)
+    result.print(f"test accuracy of {task.name} after {host_epochs} host epochs:")
+    result.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {alone.parameters:,} parameters")
+    result.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {grown.parameters:,} parameters")
     if grown.left_out:
-        console.print(
+        result.print(
             f"the exported network leaves out seeds that are not fossils: {describe_seeds(grown.left_out)}; "
-            "more --host-epochs give them time",
-            highlight=False,
-            markup=False,
+            "more --host-epochs give them time"
         )
     if out is not None:
-        example = (task.data.train_x[:2],)
-        batch = {0: torch.export.Dim.DYNAMIC}
-        written = io.BytesIO()  # torch aborts the process when a disk is full
-        torch.export.save(torch.export.export(grown.plain, example, dynamic_shapes=(batch,)), written)
-        write_file(out, written.getvalue())
-        console.print(f"the grown network is in {out}", markup=False)
+        grown.save(out)
+        result.print(f"the grown network is in {out}")
 
 
-def load_task(name: str, data_dir: Path | None = None) -> Task:
-    """A task by its name, or what a function of the user's own returns, given as `module:function`."""
+def load_task(name: str, data_dir: str | os.PathLike[str] | None = None) -> Task:
+    """A task by its name, or the task that a user's function returns, given as `module:function`."""
     module_name, colon, function = name.partition(":")
     if colon and not (module_name and function):
         raise ValueError(f"a task of your own is given as module:function, got {name!r}")
     if not colon:
-        return make_task(name, data_dir=data_dir)
+        return make_task(name, data_dir=None if data_dir is None else Path(data_dir))
     if data_dir is not None:
         raise ValueError(f"{name} knows where its data is: leave out --data-dir (data_dir), got {data_dir}")
     sys.path.insert(0, str(Path.cwd()))
@@ -170,21 +185,10 @@ def load_task(name: str, data_dir: Path | None = None) -> Task:
     return task
 
 
-def _printer(console: Console) -> Callable[[Decision], None]:
-    def tell(decision: Decision) -> None:
-        for change in decision.changes:
-            measured = (
-                "" if change.contribution != change.contribution else f"  contribution {change.contribution:+.4f}"
-            )
-            console.print(
-                f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {printable(change.slot)}: "
-                f"{printable(change.blueprint)} {change.old} -> {change.new}{measured}",
-                highlight=False,
-                markup=False,
-            )
-
-    return tell
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _show_changes(progress: Progress, decision: Decision) -> None:
+    for change in decision.changes:
+        measured = "" if change.contribution != change.contribution else f"  contribution {change.contribution:+.4f}"
+        progress.print(
+            f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {change.slot}: "
+            f"{change.blueprint} {change.old} -> {change.new}{measured}"
+        )

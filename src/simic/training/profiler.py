@@ -1,4 +1,4 @@
-"""A trace of one update's learning, or of a few gradient steps, by torch's profiler, on whatever device there is."""
+"""Traces by torch's profiler: of one PPO update, or of a few gradient steps of imitation and IQL."""
 
 from __future__ import annotations
 
@@ -10,55 +10,43 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
-from simic.ppo.metrics import UpdateMetrics
-from simic.ppo.rollout import Rollout
 from simic.storage.files import check_regular, writing
-from simic.training.run import Run
 
 PROFILED_UPDATE = 2
-"""Of those that this process does, if there are so many; in the first, libraries warm up."""
+"""The update of this process that is profiled, or its last if there are fewer; libraries warm up in the first."""
 PROFILED_STEPS = range(2, 6)
 """The gradient steps of imitation and IQL that are profiled."""
 
 
-@contextmanager
-def profiled(run: Run, directory: Path | None) -> Iterator[None]:
-    """Profile one update of a run, and write the trace to a directory; None does nothing."""
-    if directory is None:
-        yield
-        return
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"update_{run.update + PROFILED_UPDATE - 1}.json"
-    check_regular(path)  # now: torch would follow a link, and an error after the update would cost the run
-    plain, updates = run.agent.update, 0
-    chosen = min(PROFILED_UPDATE, run.updates - run.update)
+class UpdateProfiler:
+    """Profiles one of the updates `first` to `last - 1` and writes the trace to a directory; None profiles nothing."""
 
-    def update(rollout: Rollout) -> UpdateMetrics:
-        nonlocal updates
-        updates += 1
-        if updates != chosen:
-            return plain(rollout)
+    def __init__(self, directory: Path | None, first: int, last: int) -> None:
+        self._update, self._path = min(first + PROFILED_UPDATE, last) - 1, None
+        if directory is not None:
+            self._path = _make(directory) / f"update_{self._update}.json"
+            check_regular(
+                self._path
+            )  # now: torch would follow a link, and an error after the update would cost the run
+
+    @contextmanager
+    def around(self, update: int) -> Iterator[None]:
+        """Trace what is done inside, if this update is the profiled one."""
+        if self._path is None or update != self._update:
+            yield
+            return
         with profile(activities=_activities()) as trace:
-            metrics = plain(rollout)
-        trace.export_chrome_trace(str(path))
-        return metrics
-
-    run.agent.update = update
-    try:
-        yield
-    finally:
-        run.agent.update = plain
+            yield
+        trace.export_chrome_trace(str(self._path))
 
 
 @contextmanager
 def profiled_steps(directory: Path | None) -> Iterator[None]:
-    """Profile some gradient steps of whatever optimizer, and write the trace to a directory; None does nothing."""
+    """Profile some gradient steps of any optimizer and write the trace to a directory; None profiles nothing."""
     if directory is None:
         yield
         return
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    _make(directory)
     trace, steps = profile(activities=_activities()), 0
 
     def finish() -> None:
@@ -82,8 +70,14 @@ def profiled_steps(directory: Path | None) -> Iterator[None]:
             finish()
 
 
+def _make(directory: Path) -> Path:
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
 def _activities() -> list[ProfilerActivity]:
-    """Of the CPU and of every accelerator in use; MPS has no activity of its own, its work shows up on the CPU's."""
+    """CPU and every accelerator in use; work on MPS shows up in the CPU's activity."""
     found = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         found.append(ProfilerActivity.CUDA)

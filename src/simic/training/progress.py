@@ -1,15 +1,15 @@
-"""Progress of a run: a bar in a terminal, one plain line per update elsewhere, nothing if quiet."""
+"""Progress display of training, evaluation and growth: a bar in a terminal, lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from simic.storage.printable import printable
@@ -17,89 +17,91 @@ from simic.telemetry.events import Anomaly
 
 
 class PatientConsole(Console):
-    """Goes on in silence when whoever read its output has left; rich's own would end the process."""
+    """Stays silent once stdout is a broken pipe; rich's own console would end the process."""
 
     def on_broken_pipe(self) -> None:
         """Called by rich."""
         self.quiet = True
-        _fall_silent()
+        _discard_stdout()
 
 
 def say(text: str) -> None:
-    """Print a line, if anybody still reads."""
+    """Print a line; a broken pipe is ignored."""
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
-        _fall_silent()
+        _discard_stdout()
 
 
-def _fall_silent() -> None:
+def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:
-    """What a user sees of a run."""
+    """One bar with a description in front and figures behind, and lines of text above it."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        self.quiet, self._console = quiet, console or PatientConsole(file=sys.stdout, soft_wrap=True, highlight=False)
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        self.console = console or PatientConsole(file=sys.stdout, soft_wrap=True, highlight=False, quiet=quiet)
+        self.console.quiet |= quiet
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+        self._bar = Bar(
+            *columns,
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, visible=False, figures="")
 
     def __enter__(self) -> Progress:
-        if not self.quiet and self._console.is_terminal:
-            columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-            self._bar = Bar(*columns, TextColumn("{task.fields[figures]}"), console=self._console, transient=True)
+        if self.has_bar:
             self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
+        if self.has_bar:
             self._bar.stop()
-            self._bar = None
 
-    def phase(self, name: str) -> None:
-        """A part of an update begins."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=name)
+    @property
+    def has_bar(self) -> bool:
+        """Whether a bar is shown; if not, callers print lines instead."""
+        return not self._bar.disable
 
-    def groups(self, done: int, total: int) -> None:
-        """Some groups of a rollout are played."""
-        self.phase(f"rollout {done}/{total}")
+    def describe(self, text: str) -> None:
+        """Name what is going on now, in front of the bar."""
+        self._bar.update(self._task, description=escape(printable(text)))
 
-    def show(
-        self,
-        update: int,
-        updates: int,
-        figures: Mapping[str, float],
-        decisions_per_second: float,
-        anomalies: Sequence[Anomaly],
-    ) -> None:
-        """An update is done."""
-        if self.quiet:
-            return
-        line = (
-            f"score {figures['score']:.2f}  growth {figures['growth']:.2f}  entropy {figures['entropy']:.2f}  "
-            f"kl {figures['kl']:.4f}  {decisions_per_second:.0f} decisions/s"
-        )
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task("update", total=updates, completed=update, figures=line)
-            self._bar.update(self._task, completed=update, figures=line)
-            for anomaly in anomalies:
-                self._bar.console.print(f"update {update}: {describe(anomaly)}", markup=False)
-        else:
-            told = "  ".join(f"[{describe(anomaly)}]" for anomaly in anomalies)
-            self._console.print(f"update {update}/{updates}  {line}  {told}".rstrip(), markup=False)
+    def bar(self, completed: int, total: int, figures: str = "") -> None:
+        """Move the bar; it appears with the first call."""
+        self._bar.update(self._task, completed=completed, total=total, visible=True, figures=escape(figures))
 
-    def finish(self, status: str, update: int, directory: Path, reason: str) -> None:
-        """The run is over."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        because = f" ({reason})" if reason else ""
-        self._console.print(printable(f"{status} after {update} updates{because}: {directory}"), markup=False)
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(printable(text), markup=False)
+
+
+def show_update(
+    progress: Progress,
+    update: int,
+    updates: int,
+    metrics: Mapping[str, float],
+    decisions_per_second: float,
+    anomalies: Sequence[Anomaly],
+) -> None:
+    """Show the main metrics of an update that is done, and its anomalies."""
+    figures = (
+        f"score {metrics['score']:.2f}  growth {metrics['growth']:.2f}  entropy {metrics['entropy']:.2f}  "
+        f"kl {metrics['kl']:.4f}  {decisions_per_second:.0f} decisions/s"
+    )
+    found = [describe(anomaly) for anomaly in anomalies]
+    if progress.has_bar:
+        progress.bar(update, updates, figures)
+        for text in found:
+            progress.print(f"update {update}: {text}")
+    else:
+        progress.print("  ".join([f"update {update}/{updates}", figures, *(f"[{text}]" for text in found)]))
 
 
 def describe(anomaly: Anomaly) -> str:

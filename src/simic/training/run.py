@@ -1,20 +1,18 @@
-"""Run: the parts of a training run, and what the loop asks of them."""
+"""Run: the parts of a training run under way, and the steps of an update that the loop calls."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from simic.environment.episodes import EpisodeRecord
 from simic.ppo.agent import DivergedError, PPOAgent
-from simic.ppo.metrics import UpdateMetrics
+from simic.ppo.metrics import RatioAlarm, UpdateMetrics
 from simic.ppo.rollout import Rollout, join
 from simic.storage.checkpoint import save_checkpoint
 from simic.storage.run_directory import RunDirectory
@@ -32,7 +30,9 @@ from simic.telemetry.recorder import Recorder
 from simic.training.episode_events import EVENTS_OF
 from simic.training.episode_files import save_episodes
 from simic.training.episodes import GroupSetup, PolicyWeights, against_twins, group_jobs, learner_arrays, to_rollout
-from simic.training.progress import Progress
+from simic.training.profiler import UpdateProfiler
+from simic.training.progress import Progress, show_update
+from simic.training.result import OnUpdate, Status, StopTraining, TrainingResult
 from simic.training.statistics import episode_figures
 from simic.workers.protocol import Pool
 from simic.workers.signals import StopSignals
@@ -40,35 +40,37 @@ from simic.workers.signals import StopSignals
 
 @dataclass(kw_only=True)
 class Run:
-    """A training run under way. `build.py` puts it together."""
+    """A training run; `build.build_run` makes one. Without a directory it writes nothing."""
 
-    directory: RunDirectory
+    directory: RunDirectory | None
     agent: PPOAgent
     setup: GroupSetup
     pool: Pool
     recorder: Recorder
     detector: AnomalyDetector
     progress: Progress
+    profiler: UpdateProfiler
     started: RunStarted
     rng_seed: int
     num_groups: int
     num_tasks: int
     updates: int
-    """Updates until the run is done."""
+    """Updates after which the run is done."""
     checkpoint_every: int
     keep_checkpoints: int
     record_episodes: bool
     escalate_updates: int
     about: dict[str, Any]
-    """What a checkpoint must have in common with this run."""
+    """What a checkpoint must have in common with this run to be resumed from."""
+    on_update: OnUpdate | None = None
     update: int = 0
-    """Updates that are done."""
-    signals: StopSignals = field(default_factory=StopSignals)
+    """Whole updates so far."""
     saved_update: int = -1
-    """The update of the last checkpoint on disk."""
+    """`update` of the last checkpoint on disk."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    signals: StopSignals = field(default_factory=StopSignals)
     _safe: dict[str, Any] = field(default_factory=dict)
-    _figures: dict[str, float] = field(default_factory=dict)
-    _anomalies: list[Anomaly] = field(default_factory=list)
+    """The state after the last whole update."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
 
@@ -85,48 +87,57 @@ class Run:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a part of an update."""
+        """Measure and display a part of an update."""
         began = time.perf_counter()
-        self.progress.phase(name)
+        self.progress.describe(name)
         yield
         self._seconds[name] = time.perf_counter() - began
 
+    # The steps of an update, in the order of the loop.
+
     def collect(self) -> list[EpisodeRecord]:
-        """The episodes of all groups under the policy of now."""
+        """Play the episodes of all groups with the current policy."""
         jobs = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks)
-        if self.setup.twins:  # last, because they are short: workers end at about the same time
+        if self.setup.twins:  # last, because they are short: workers finish at about the same time
             jobs += [job._replace(twin=True) for job in jobs]
         played: list[Any] = [None] * len(jobs)
         common = (self.setup, PolicyWeights.of(self.agent.plain))
-        for done, (group, result) in enumerate(self.pool.stream(common, jobs), 1):
-            played[group] = result
-            self.progress.groups(done, len(jobs))
+        for done, (job, result) in enumerate(self.pool.stream(common, jobs), 1):
+            played[job] = result
+            self.progress.describe(f"rollout {done}/{len(jobs)}")
         groups, twins = played[: self.num_groups], played[self.num_groups :]
         gamma = self.setup.reward.gamma
         return [against_twins(own, twin, gamma) for own, twin in zip(groups, twins, strict=True)] if twins else groups
 
-    def assemble(self, played: list[EpisodeRecord]) -> tuple[Rollout, dict[str, float]]:
-        """One rollout of all groups, and figures of their episodes."""
-        groups = [learner_arrays(record) for record in played]
-        if self.record_episodes:
-            save_episodes(self.directory.episodes, self.update, groups)
-        return join([to_rollout(group, self.agent.plain.state_size) for group in groups]), episode_figures(played)
+    def assemble(self, groups: Sequence[EpisodeRecord]) -> tuple[Rollout, dict[str, float]]:
+        """One rollout of all groups, and the metrics of their episodes."""
+        rollouts = [to_rollout(learner_arrays(record), self.agent.plain.state_size) for record in groups]
+        return join(rollouts), episode_figures(groups)
 
-    def log_update(self, played: list[EpisodeRecord], metrics: UpdateMetrics, figures: dict[str, float]) -> None:
-        """Record the story of the update, and look for anomalies in it."""
-        figures = figures | metrics.flat()
-        alarms = metrics.ratio_alarms[::-1]  # the worst last, so that it stays
-        places = {("ratio_exploded" if alarm.ratio > 1 else "ratio_collapsed"): alarm.head for alarm in alarms}
-        self._anomalies = self.detector.check(self.update, figures, places)
-        if self._anomalies:
+    def save_episodes(self, groups: Sequence[EpisodeRecord]) -> None:
+        """Write the episodes for imitation and offline learning, if the config asks for it."""
+        if self.record_episodes and self.directory is not None:
+            save_episodes(self.directory.episodes, self.update, [learner_arrays(record) for record in groups])
+
+    def find_anomalies(self, metrics: Mapping[str, float], alarms: Sequence[RatioAlarm]) -> list[Anomaly]:
+        """Look for anomalies in an update; ratio alarms name the heads at fault."""
+        # Of several heads the first, which is the worst, comes last and stays.
+        places = {("ratio_exploded" if alarm.ratio > 1 else "ratio_collapsed"): alarm.head for alarm in alarms[::-1]}
+        return self.detector.check(self.update, metrics, places)
+
+    def log_update(
+        self, groups: Sequence[EpisodeRecord], metrics: dict[str, float], anomalies: Sequence[Anomaly]
+    ) -> None:
+        """Record the events of the update; an anomaly raises the level of detail for a while."""
+        if anomalies:
             self.recorder.escalate(self.escalate_updates)
-        for group, record in enumerate(played):
+        for group, record in enumerate(groups):
             for kind, events_of in EVENTS_OF.items():
                 if self.recorder.wants(kind):
                     for event in events_of(record, self.update, group):
                         self.recorder.record(event)
-        self.recorder.record(Update(update=self.update, metrics=figures))
-        for anomaly in self._anomalies:
+        self.recorder.record(Update(update=self.update, metrics=metrics))
+        for anomaly in anomalies:
             self.recorder.record(anomaly)
         for fault in self.pool.faults:
             group = fault.job % self.num_groups if fault.job >= 0 else fault.job
@@ -134,17 +145,60 @@ class Run:
             self.recorder.record(WorkerFault(update=self.update, worker=fault.pid, group=group, error=error))
         self.pool.faults.clear()
         self.recorder.end_update()
-        if math.isnan(metrics.kl_after):
-            raise DivergedError(
-                "the policy is not finite after the update and cannot act: lower the learning rate "
-                f"({metrics.learning_rate:g}) or look for rewards and observations that are out of range"
-            )
-        self._figures = figures
+
+    def complete_update(self, metrics: dict[str, float]) -> None:
+        """Count the update, and keep a copy of the state after it: what a stopped run saves."""
         self.update += 1
+        self.history.append({"update": self.update, **metrics})
         self._safe = self.state()
 
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint, if one is due."""
+        if self.update % self.checkpoint_every == 0 or self.update >= self.updates:
+            self._save()
+
+    def log_timings(self) -> None:
+        """Record how long the phases of the last update took."""
+        self.recorder.record(PhaseTimings(update=self.update - 1, seconds=dict(self._seconds)))
+
+    def report_progress(self, anomalies: Sequence[Anomaly]) -> None:
+        """Show the main metrics of the last update."""
+        metrics = self.history[-1]
+        speed = metrics["decisions"] / max(sum(self._seconds.values()), 1e-9)
+        show_update(self.progress, self.update, self.updates, metrics, speed, anomalies)
+
+    def call_back(self) -> None:
+        """Call `on_update`, which may end the run."""
+        if self.on_update is not None and self.on_update(self.update, self.history[-1]):
+            raise StopTraining("on_update returned True")
+
+    def finish(self, status: Status, *, reason: str = "", exit_code: int = 0) -> TrainingResult:
+        """End the run with the state of the last whole update, which is saved if it is not yet."""
+        self.pool.close()
+        if self.saved_update < self._safe["update"]:
+            self._save()
+        if status != "done":
+            self.agent.load_state_dict(self._safe["agent"])
+        elif self.directory is not None:
+            self.agent.save_controller(self.directory.controller)
+        update, seconds = self._safe["update"], time.monotonic() - self._began
+        self.recorder.record(
+            RunFinished(update=update, status=status, exit_code=exit_code, seconds=seconds, reason=reason)
+        )
+        return TrainingResult(
+            status=status,
+            reason=reason,
+            exit_code=exit_code,
+            updates=update,
+            history=self.history,
+            agent=self.agent,
+            directory=None if self.directory is None else self.directory.path,
+        )
+
+    # The state.
+
     def state(self) -> dict[str, Any]:
-        """A copy of everything that the next update depends on, safe from what happens next."""
+        """A deep copy of everything that the next update depends on."""
         return deepcopy(
             {
                 "update": self.update,
@@ -155,49 +209,34 @@ class Run:
         )
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from the state in a checkpoint."""
         self.agent.load_state_dict(state["agent"])
         self.detector.load_state_dict(state["detector"])
         self.recorder.load_state_dict(state["recorder"])
         self.update = self.saved_update = int(state["update"])
 
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint, if one is due."""
-        if self.update % self.checkpoint_every == 0 or self.update >= self.updates:
-            self._save()
-
-    def report_progress(self) -> None:
-        """Tell whoever watches; the timings close the record of an update."""
-        self.recorder.record(PhaseTimings(update=self.update - 1, seconds=dict(self._seconds)))
-        decisions = self._figures["decisions"] / max(sum(self._seconds.values()), 1e-9)
-        self.progress.show(self.update, self.updates, self._figures, decisions, self._anomalies)
-
-    def finish(self, status: str, exit_code: int, *, reason: str = "") -> int:
-        """Leave the run in good order, with a checkpoint of the last whole update; returns the exit code."""
-        self.pool.close()
-        if self.saved_update < self._safe["update"]:
-            self._save()
-        if status == "done":
-            self.agent.save_controller(self.directory.controller)
-        seconds = time.monotonic() - self._began
-        update = self._safe["update"]
-        self.recorder.record(
-            RunFinished(update=update, status=status, exit_code=exit_code, seconds=seconds, reason=reason)
-        )
-        self.progress.finish(status, update, self.directory.path, reason)
-        return exit_code
-
     def _save(self) -> None:
-        began, score = time.perf_counter(), self._figures.get("score", float("nan"))
-        update = self._safe["update"]
+        if self.directory is None:
+            return
+        began, update = time.perf_counter(), self._safe["update"]
+        score = self.history[-1]["score"] if self.history else float("nan")
         path = save_checkpoint(
             self.directory.checkpoints,
             update,
             self._safe,
-            metric=score if np.isfinite(score) else None,
+            metric=score if math.isfinite(score) else None,
             about=self.about,
             keep=self.keep_checkpoints,
         )
         self.saved_update = update
         seconds = time.perf_counter() - began
         self.recorder.record(CheckpointSaved(update=update, path=path.name, metric=score, seconds=seconds))
+
+
+def check_finite(metrics: UpdateMetrics) -> None:
+    """Raise DivergedError if the policy is not finite after an update."""
+    if math.isnan(metrics.kl_after):
+        raise DivergedError(
+            "the policy is not finite after the update and cannot act: lower the learning rate "
+            f"({metrics.learning_rate:g}) or look for rewards and observations that are out of range"
+        )

@@ -1,4 +1,4 @@
-"""What is in a run, a checkpoint or a controller, as text."""
+"""The list of runs: a row for each, also for those that were killed, are damaged or have no events."""
 
 import json
 import os
@@ -10,53 +10,14 @@ from pathlib import Path
 import pytest
 from helpers import tiny_run
 
-from simic.commands.inspection import inspect_path, list_runs_as_table, summarize
-from simic.storage.bundle import BundleError, save_bundle
-from simic.storage.checkpoint import save_checkpoint
+from simic.api import train
+from simic.commands.runs import RunsCommand, summarize
 from simic.storage.run_directory import RunDirectory
 from simic.telemetry.events import Update
 from simic.telemetry.recorder import Recorder
-from simic.training.build import make_agent
-from simic.training.loop import train
+from simic.training.loop import train as run_loop
+from simic.training.result import TrainingResult
 from simic.training.run import Run
-from simic.training.start import start
-
-
-def lines(said: str) -> dict[str, str]:
-    return dict(line.split(": ", 1) for line in said.splitlines())
-
-
-def test_a_run_its_checkpoint_and_its_controller(tmp_path, tiny_task, capsys):
-    path = tmp_path / "run"
-    _, run = tiny_run.play_run(path, updates=2, record=True)
-    scores = [event.metrics["score"] for event in tiny_run.told(path, Update)]
-    capsys.readouterr()
-    assert inspect_path(path) == 0
-    said = lines(capsys.readouterr().out)
-    best = 2 if scores[1] >= scores[0] else 1
-    assert said | {"started": ""} == {
-        "run": "run",
-        "task": "mlp",
-        "updates": "2/2",
-        "score": f"{sum(scores) / 2:.2f}",
-        "status": "done",
-        "started": "",
-        "checkpoints": '["update_000001.safetensors", "update_000002.safetensors"]',
-        "best": f"update_00000{best}.safetensors",
-        "recorded episodes": "2",
-        "controller": "controller.safetensors",
-    }
-    parameters = sum(parameter.numel() for parameter in run.agent.plain.parameters())
-    inspect_path(path / "checkpoints/update_000001.safetensors")
-    said = lines(capsys.readouterr().out)
-    assert (said["checkpoint"], said["update"], said["whole"]) == ("update_000001.safetensors", "1", "True")
-    assert float(said["score"]) == scores[0]
-    assert int(said["parameters"]) == parameters
-    assert '"hidden_size": 16' in said["about"]
-    inspect_path(path / "controller.safetensors")
-    said = lines(capsys.readouterr().out)
-    assert (said["controller"], int(said["parameters"])) == ("controller.safetensors", parameters)
-    assert '"gamma": 1.0' in said["about"]
 
 
 def test_the_score_of_a_run_is_the_mean_of_its_last_five_updates(tmp_path):
@@ -75,7 +36,7 @@ def test_runs_are_listed_by_name_also_those_that_were_killed(tmp_path, tiny_task
     (tmp_path / "[red]empty/checkpoints").mkdir(parents=True)
     (tmp_path / "no run").mkdir()
     capsys.readouterr()
-    assert list_runs_as_table(tmp_path) == 0
+    assert RunsCommand(root=tmp_path).run() == 0
     header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert header == ["run", "task", "updates", "score", "status", "started"]
     assert [row[0] for row in rows] == ["[red]empty", "a-killed", "b-done"]
@@ -90,13 +51,13 @@ def status(path: Path) -> str:
 
 def test_a_damaged_run_is_a_row_that_says_so_and_hides_no_other(tmp_path, tiny_task, capsys):
     for name in ("a", "b"):
-        start(tiny_run.make_config(updates=1), tmp_path / name, quiet=True)
+        train(tiny_run.make_config(updates=1), out=tmp_path / name)
     with open(tmp_path / "a/process.jsonl", "ab") as file:
         file.write(b"no event\n")
     (tmp_path / "c").mkdir()
     (tmp_path / "c/config.json").write_text("[" * 5000)
     capsys.readouterr()
-    assert list_runs_as_table(tmp_path) == 0
+    assert RunsCommand(root=tmp_path).run() == 0
     said = capsys.readouterr().out
     _, a, b, c, *faults = said.splitlines()
     assert re.search(r"a +mlp +1/1 .* done, damaged ", a)
@@ -125,21 +86,23 @@ def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path, tin
 
 @pytest.mark.parametrize(("code", "expected"), [(0, "done"), (3, "diverged"), (143, "stopped"), (None, "failed")])
 def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeypatch, code, expected):
-    def end(run: Run) -> int:
+    def end(run: Run) -> TrainingResult:
         if code is None:
             raise MemoryError
-        return code or train(run)
+        if code:
+            return TrainingResult(status="stopped", exit_code=code, updates=0, history=[], agent=run.agent)
+        return run_loop(run)
 
-    monkeypatch.setattr("simic.training.start.train", end)
+    monkeypatch.setattr("simic.api.run_loop", end)
     with nullcontext() if code is not None else pytest.raises(MemoryError):
-        start(tiny_run.make_config(updates=1, level="off"), tmp_path, quiet=True)
+        train(tiny_run.make_config(updates=1, level="off"), out=tmp_path)
     summary = summarize(RunDirectory(tmp_path))
     assert (summary["task"], summary["updates"], summary["score"]) == ("mlp", f"{int(code == 0)}/1", "-")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", summary["started"])
     assert summary["status"] == expected
     # Somebody who is refused changes nothing of that.
     with pytest.raises(ValueError, match="already contains a run"):
-        start(tiny_run.make_config(updates=1, level="off"), tmp_path, quiet=True)
+        train(tiny_run.make_config(updates=1, level="off"), out=tmp_path)
     assert status(tmp_path) == expected
     # A kill leaves the lock as it was taken.
     RunDirectory(tmp_path).lock_file.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))
@@ -148,23 +111,4 @@ def test_a_run_without_events_still_shows_its_state(tmp_path, tiny_task, monkeyp
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere; name another with --root"):
-        list_runs_as_table(tmp_path / "nowhere")
-
-
-def test_nonsense_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is neither a run nor a checkpoint"):
-        inspect_path(tmp_path)
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(ValueError, match="not a readable safetensors file"):
-        inspect_path(tmp_path / "text")
-    save_bundle(tmp_path / "other", {"a": 1})
-    with pytest.raises(ValueError, match="other: not a saved agent: its format is None"):
-        inspect_path(tmp_path / "other")
-
-
-def test_a_damaged_checkpoint_is_told_by_name(tmp_path):
-    agent = make_agent(tiny_run.make_config())
-    path = save_checkpoint(tmp_path, 3, {"agent": agent.state_dict()})
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(BundleError, match=r"update_000003\.safetensors is damaged"):
-        inspect_path(path)
+        RunsCommand(root=tmp_path / "nowhere").run()

@@ -1,0 +1,38 @@
+"""Policy networks by name. Nothing here loads torch until a network is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from simic.registry import Registry
+
+if TYPE_CHECKING:
+    from simic.policy.config import PolicyConfig
+    from simic.policy.network import ActorCritic
+
+BuildNetwork = Callable[[int, int, int, "PolicyConfig"], "ActorCritic"]
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+POLICIES: Registry[BuildNetwork] = Registry("policy network")
+
+
+def policy_network(name: str) -> Callable[[Builder], Builder]:
+    """Register a subclass of `simic.ActorCritic`, called with (base_size, slot_size, blueprint_size, config).
+
+    The sizes are the features of a host, a slot and a blueprint; see `simic.control.observation`. The network must have
+    the action tree of the built-in one (`GROWTH_TREE`).
+    """
+
+    def register(build: Builder) -> Builder:
+        POLICIES.add(name, build, build)
+        return build
+
+    return register
+
+
+@policy_network("factored")
+def _factored(base_size: int, slot_size: int, blueprint_size: int, config: PolicyConfig) -> ActorCritic:
+    from simic.policy.network import FactoredRecurrentActorCritic
+
+    return FactoredRecurrentActorCritic(base_size, slot_size, blueprint_size, config)

@@ -1,0 +1,180 @@
+"""Tasks and families by name: the two registries, the one look-up, and what ships with simic.
+
+A task is a fixed data set and host. A family draws a new task for every rng seed, from one of three splits. Names are
+known before torch is loaded: built-ins import what they need when they are called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+
+from simic.registry import Registry, nearest
+from simic.tasks.files import cifar10_files, fashion_files, text_files
+
+if TYPE_CHECKING:
+    from simic.tasks.task import Task
+
+Split = Literal["train", "validation", "held_out"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+"""Parts of a family: controllers are trained on the first, chosen by the second, and judged by the third."""
+DEFAULT_TASK = "digits-cnn"
+
+MakeTask = Callable[..., "Task"]
+DrawTask = Callable[[int, Split], "Task"]
+FindFiles = Callable[[Path | None], list[Path]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class TaskEntry(NamedTuple):
+    """A registered task."""
+
+    make: MakeTask
+    find_files: FindFiles | None
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether it takes a data_dir."""
+        return "data_dir" in inspect.signature(self.make).parameters
+
+
+TASKS: Registry[TaskEntry] = Registry("task")
+FAMILIES: Registry[DrawTask] = Registry("task family")
+
+
+def task(name: str, *, find_files: FindFiles | None = None) -> Callable[[Function], Function]:
+    """Register a function that returns a `simic.Task`. It is called without arguments.
+
+    A function that reads files takes the keyword `data_dir` (a Path, or None for the usual place). `find_files` gets
+    the same and raises FileNotFoundError, so that a missing file is reported before any work is done.
+    """
+
+    def register(make: Function) -> Function:
+        _check_free(name, FAMILIES)
+        TASKS.add(name, TaskEntry(make, find_files), make)
+        return make
+
+    return register
+
+
+def family(name: str) -> Callable[[Function], Function]:
+    """Register a function `(rng_seed, split) -> simic.Task`: the task is determined by both.
+
+    Splits should have nothing in common, so that held_out tasks tell how a controller generalises.
+    """
+
+    def register(draw: Function) -> Function:
+        _check_free(name, TASKS)
+        FAMILIES.add(name, draw, draw)
+        return draw
+
+    return register
+
+
+def find_task(name: str, *, split: Split = "train", rng_seed: int = 0, data_dir: str | Path | None = None) -> Task:
+    """The task of that name, or one drawn from the family of that name."""
+    check_name(name)
+    if name not in FAMILIES:
+        return make_task(name, data_dir=data_dir)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if rng_seed < 0:
+        raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
+    drawn = _checked(name, FAMILIES[name](rng_seed, split))
+    return replace(drawn, name=f"{name}-{split}-{rng_seed}")
+
+
+def make_task(name: str = DEFAULT_TASK, *, data_dir: str | Path | None = None, **options: Any) -> Task:
+    """The task of that name; options go to its function: built-in tasks take width, num_slots and train_size."""
+    entry = TASKS[name]
+    if data_dir is not None:
+        if not entry.reads_files:
+            raise ValueError(
+                f"task {name} reads no files, got data_dir {str(data_dir)!r}: leave out --data-dir (data_dir)"
+            )
+        options["data_dir"] = Path(data_dir)
+    return replace(_checked(name, _call(entry.make, **options)), name=name)
+
+
+def check_name(name: str) -> None:
+    """Raise unless there is a task or family of that name."""
+    if name not in TASKS and name not in FAMILIES:
+        raise ValueError(f"task has no choice {name!r}; {nearest(name, [*FAMILIES, *TASKS])}")
+
+
+def check_data(names: Iterable[str], data_dir: str | Path | None) -> None:
+    """Raise if a file that one of these tasks or families reads is missing, or if none of them reads any."""
+    names = list(names)
+    readers = [name for name in names if name in TASKS and TASKS[name].reads_files]
+    if data_dir is not None and not readers:
+        every = [name for name, entry in TASKS.items() if entry.reads_files]
+        raise ValueError(
+            f"--data-dir is for tasks that read files ({', '.join(every)}); {', '.join(names)} reads no files: leave "
+            f"it out, got {str(data_dir)!r}"
+        )
+    for name in readers:
+        find_files = TASKS[name].find_files
+        if find_files is not None:
+            find_files(None if data_dir is None else Path(data_dir))
+
+
+@lru_cache(maxsize=8)
+def _call(make: MakeTask, **options: Any) -> Task:
+    # Cached: every group of hosts asks for its task, and a user's function may read a large data set.
+    return make(**options)
+
+
+def _checked(name: str, made: Any) -> Task:
+    from simic.tasks.task import Task
+
+    if not isinstance(made, Task):
+        raise TypeError(f"the function of task or family {name} must return a simic.Task, got {made!r:.80}")
+    return made
+
+
+def _check_free(name: str, others: Registry[Any]) -> None:
+    if name in others:
+        raise ValueError(f"a {others.kind} named {name!r} exists already; choose another name")
+
+
+# What ships with simic. The constants are found when they are needed, because their modules load torch.
+
+
+def _recipe(constant: str) -> MakeTask:
+    def make(**sizes: Any) -> Task:
+        return getattr(import_module("simic.tasks.recipe"), constant).build(**sizes)
+
+    return make
+
+
+def _recipe_with_files(constant: str) -> MakeTask:
+    def make(data_dir: Path | None = None, **sizes: Any) -> Task:
+        return _recipe(constant)(data_dir=data_dir, **sizes)
+
+    return make
+
+
+def _family(constant: str) -> DrawTask:
+    return lambda rng_seed, split: getattr(import_module("simic.tasks.families"), constant).draw(rng_seed, split)
+
+
+task("digits-cnn")(_recipe("DIGITS_CNN"))
+task("digits-mlp")(_recipe("DIGITS_MLP"))
+task("mnist1d-cnn")(_recipe("MNIST1D_CNN"))
+task("mnist1d-shuffled")(_recipe("MNIST1D_SHUFFLED"))
+task("spirals-mlp")(_recipe("SPIRALS_MLP"))
+task("teacher-mlp")(_recipe("TEACHER_MLP"))
+task("fashion-cnn", find_files=fashion_files)(_recipe_with_files("FASHION_CNN"))
+task("cifar10-cnn", find_files=cifar10_files)(_recipe_with_files("CIFAR10_CNN"))
+task("chars-transformer", find_files=text_files)(_recipe_with_files("CHARS_TRANSFORMER"))
+
+family("mlp")(_family("MLP"))
+family("cnn")(_family("CNN"))
+family("mixed")(_family("MIXED"))
+family("subsets")(_family("SUBSETS"))
+family("digits")(_family("DIGITS"))
