@@ -30,13 +30,13 @@ def fresh(own_names, monkeypatch, tmp_path):
 
 
 def test_what_a_plugin_registers_is_found_by_name(tmp_path):
-    (tmp_path / "my_plugin.py").write_text(PLUGIN)
+    (tmp_path / "registered_here.py").write_text(PLUGIN)
     assert "from_plugin" not in TASKS
-    simic.load_plugins(["my_plugin"])
-    load_plugins(["my_plugin"])  # once only: nothing is registered twice
+    simic.load_plugins(["registered_here"])
+    load_plugins(["registered_here"])  # once only: nothing is registered twice
     assert find_task("from_plugin").name == "from_plugin"
-    assert loaded_plugins() == ("my_plugin",)
-    assert plugin_files() == (tmp_path / "my_plugin.py",)
+    assert loaded_plugins() == ("registered_here",)
+    assert plugin_files() == (tmp_path / "registered_here.py",)
 
 
 def test_an_installed_package_announces_its_plugins(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_runs_side_by_side_end_with_their_paired_comparison(tmp_path, capsys):
     assert difference["low"] <= difference["mean"] <= difference["high"]
     assert "minus score" in capsys.readouterr().out
     assert exit_code("train", *flags) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert exit_code("train", *flags, "--resume", "auto", "--updates", "2") == 0
 
 

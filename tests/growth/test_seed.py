@@ -38,7 +38,7 @@ def test_device_dtype_mode_and_gate():
     assert weights(seed.gate).tolist() == [0.0, 0.0, 0.0, 0.0, 2.0]
 
 
-@pytest.mark.usefixtures("own_blueprints")
+@pytest.mark.usefixtures("own_names")
 def test_a_check_may_be_left_out_but_not_a_wrong_place():
     @blueprint("wide", topology="features")
     def wide(shape):

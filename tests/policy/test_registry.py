@@ -5,8 +5,9 @@ import torch
 
 import simic
 from simic.control.learned import load_network, make_network
+from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.policy.config import PolicyConfig
-from simic.policy.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from simic.policy.network import FactoredRecurrentActorCritic
 from simic.policy.registry import POLICIES
 from simic.ppo.agent import PPOAgent
 from simic.storage.bundle import BundleError

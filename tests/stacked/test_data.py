@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from simic.stacked.data import StackedData
-from simic.tasks.task import make_task
+from simic.tasks.registry import make_task
 
 DATA = make_task("teacher-mlp").data
 
