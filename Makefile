@@ -12,7 +12,7 @@ train: $(STAMP)
 	$(BIN)/simic train
 
 # What ships in src/simic/pretrained, from nothing: the controller, and the fixed plan found with as many host trainings.
-# The lesson is what a good plan does with convolutional hosts; then the policy imitates itself elsewhere, and it there.
+# A good plan for convolutional hosts is recorded; then the policy imitates the plan there and itself everywhere else.
 pretrained: $(STAMP)
 	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
 	$(BIN)/simic train --preset finetune --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/finetune --resume auto

@@ -27,7 +27,7 @@ from simic.tasks.registry import find_task
 from simic.tasks.task import Task
 
 NEVER = Plan(max_seeds=0)
-DIFFICULTY = ("concept", "turns", "hidden", "extent", "classes")
+DIFFICULTY = ("problem", "turns", "hidden", "extent", "classes")
 """Traits that tell problems apart."""
 
 

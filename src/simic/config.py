@@ -122,11 +122,6 @@ class RunConfig:
         """The reward's settings with gamma filled in: shaping is neutral only under the learner's own discount."""
         return replace(self.reward, gamma=self.ppo.gamma)
 
-    @property
-    def hosts_per_update(self) -> int:
-        """Hosts trained per update, twins not counted."""
-        return self.num_groups * self.group_size
-
 
 def _ppo(learning_rate: float = 1e-3, entropy_coefficient: float = 0.02) -> PPOConfig:
     """PPO whose learning rate and entropy coefficient shrink towards the end of the run."""

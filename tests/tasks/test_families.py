@@ -59,7 +59,7 @@ def test_mixed_draws_what_mlp_and_cnn_draw():
 def test_excerpts_are_clean_samples_of_two_data_sets():
     tasks = [find_task("subsets", rng_seed=rng_seed) for rng_seed in range(60)]
     hosts = [task.draw(0).traits for task in tasks]
-    assert {(host["concept"], host["classes"]) for host in hosts} == {("digits", 10), ("mnist1d", 10), ("mnist1d", 5)}
+    assert {(host["problem"], host["classes"]) for host in hosts} == {("digits", 10), ("mnist1d", 10), ("mnist1d", 5)}
     assert {(host["data_size"], host["label_noise"]) for host in hosts} == {(1024, 0.0)}
     assert {task.steps_per_host_epoch for task in tasks} == {32}
 
@@ -72,7 +72,7 @@ def test_splits_share_neither_architectures_nor_difficulties(name):
         hosts = [task.draw(rng_seed).traits for task in tasks for rng_seed in range(6)]
         widths[split] = {traits["width"] for traits in hosts}
         depths[split] = {traits["depth"] for traits in hosts}
-        keys = ("data_size",) if name == "digits" else ("concept", "turns", "hidden", "extent", "classes")
+        keys = ("data_size",) if name == "digits" else ("problem", "turns", "hidden", "extent", "classes")
         cells[split] = {tuple(traits.get(key) for key in keys) for traits in hosts}
     for one, other in (("train", "validation"), ("train", "held_out"), ("validation", "held_out")):
         assert not widths[one] & widths[other]

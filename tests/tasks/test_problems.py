@@ -36,7 +36,7 @@ def test_spirals_without_noise_lie_on_their_arms():
     (x, y), traits = Spirals(turns=(1.5,), noise=(0.0,)).generate(
         np.random.default_rng(0), num_samples=300, shape=(2,), num_classes=3
     )
-    assert traits == {"concept": "spirals", "turns": 1.5, "noise": 0.0}
+    assert traits == {"problem": "spirals", "turns": 1.5, "noise": 0.0}
     radius = np.hypot(*x.T) / 2  # inputs of unit variance: the disc has radius 2
     assert radius.max() <= 1
     # Unwound and turned back by its arm, every point has the same angle: that of the random plane, perhaps mirrored.
@@ -83,7 +83,7 @@ def test_a_teacher_uses_every_class():
     for rng_seed in range(5):
         rng = np.random.default_rng(rng_seed)
         (x, y), traits = Teacher(hidden=(4,)).generate(rng, num_samples=2_000, shape=(8,), num_classes=5)
-        assert traits == {"concept": "teacher", "hidden": 4}
+        assert traits == {"problem": "teacher", "hidden": 4}
         assert np.bincount(y, minlength=5).min() > 0
         assert x.std() == pytest.approx(1, abs=0.05)
 
@@ -98,7 +98,7 @@ def test_a_motif_lies_whole_somewhere_in_its_picture(shape):
     (x, y), traits = Motifs(extent=(4,), noise=(0.0,)).generate(
         np.random.default_rng(0), num_samples=300, shape=shape, num_classes=3
     )
-    assert traits == {"concept": "motifs", "extent": 4, "noise": 0.0}
+    assert traits == {"problem": "motifs", "extent": 4, "noise": 0.0}
     assert (x.shape, np.bincount(y).tolist()) == ((300, *shape), [100] * 3)
     cut, places = [], set()
     for picture in x:
@@ -139,7 +139,7 @@ def test_an_excerpt_has_samples_of_some_classes_none_twice():
     for rng_seed in range(20):
         (x, y), traits = problem.generate(np.random.default_rng(rng_seed), num_samples=18, shape=(1, 1), num_classes=2)
         chosen = x.reshape(-1).astype(int)
-        assert traits == {"concept": "thirds", "classes": 2}
+        assert traits == {"problem": "thirds", "classes": 2}
         assert (len(set(chosen)), chosen.max() < 30) == (18, True)
         own = [set(labels[chosen[y == label]]) for label in range(2)]
         assert [len(classes) for classes in own] == [1, 1]

@@ -60,7 +60,7 @@ class Spirals:
         in_plane = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)  # (M, 2), variance 1/4 each
         plane, _ = np.linalg.qr(rng.standard_normal((in_features, 2)))
         points = math.sqrt(2 * in_features) * in_plane @ plane.T
-        return (points, labels), {"concept": "spirals", "turns": turns, "noise": noise}
+        return (points, labels), {"problem": "spirals", "turns": turns, "noise": noise}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Teacher:
             features = np.tanh(self.gain * (inputs @ directions + rng.standard_normal(hidden)))
         logits = features @ rng.standard_normal((features.shape[1], num_classes))
         labels = ((logits - logits.mean(axis=0)) / logits.std(axis=0)).argmax(axis=1)
-        return (inputs, labels), {"concept": "teacher", "hidden": hidden}
+        return (inputs, labels), {"problem": "teacher", "hidden": hidden}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Motifs:
         samples = np.arange(num_samples).reshape(-1, *[1] * len(sides))
         inputs[samples, *axes] += motifs[labels]
         pictures = np.moveaxis(inputs / inputs.std(), -1, 1)
-        return (pictures, labels), {"concept": "motifs", "extent": extent, "noise": noise}
+        return (pictures, labels), {"problem": "motifs", "extent": extent, "noise": noise}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Subset:
         if len(found) < num_samples:
             raise ValueError(f"{self.name} has {len(found)} samples of {num_classes} classes, asked for {num_samples}")
         chosen = rng.choice(found, num_samples, replace=False)
-        return (inputs[chosen], place[labels[chosen]]), {"concept": self.name, "classes": num_classes}
+        return (inputs[chosen], place[labels[chosen]]), {"problem": self.name, "classes": num_classes}
 
 
 def generate_data(
