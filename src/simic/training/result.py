@@ -61,5 +61,5 @@ def to_dataframe(rows: Sequence[Mapping[str, Any]]) -> Any:
     try:
         import pandas  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise ImportError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+        raise ImportError("to_pandas needs pandas, which is not installed: pip install 'simic-rl[pandas]'") from None
     return pandas.DataFrame.from_records(list(rows))
