@@ -19,6 +19,7 @@ from simic import LearnedController, StopTraining, WaitController
 from simic.control.facts import Facts
 from simic.evaluation.parsing import NamedTask
 from simic.lifecycle.actions import HEADS
+from simic.ppo.agent import DivergedError
 from simic.storage.run_directory import RunLockedError
 from simic.telemetry.events import RunFinished, Update
 
@@ -140,7 +141,7 @@ def test_a_diverged_run_in_memory_has_the_last_good_weights(tiny_task, monkeypat
 def diverge_at(update: int) -> Any:
     def check(metrics: Any) -> None:
         if metrics.update_count == update:
-            raise simic.ppo.agent.DivergedError("planted")
+            raise DivergedError("planted")
 
     return check
 

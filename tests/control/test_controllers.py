@@ -60,7 +60,7 @@ def make_facts(decision=5, loss=1.0, slots=None, sizes=SIZES, lifecycle=None, nu
     )
 
 
-def one_slot_in(stage, slot=0, **fields) -> SlotState:
+def one_slot_in(stage, slot: int | slice = 0, **fields) -> SlotState:
     """One host with two slots, one of them (or a slice) with a seed of the middle blueprint in this stage."""
     slots = SlotState.dormant(1, 2)
     for name, value in {"stage": stage, "blueprint": MIDDLE, "age": 9, **fields}.items():
@@ -166,6 +166,7 @@ def test_a_failed_blueprint_comes_after_all_others():
     for decision in range(0, 40, 4):
         action = plant(controller, decision)
         tried.append((action.slot, action.blueprint))
+        assert isinstance(action.slot, str)
         slots = one_slot_in(Stage.HOLDING, "ab".index(action.slot), stage_age=2, contribution=-1.0, alpha=1.0)
         slots.blueprint[slots.occupied] = ("small", "middle", "large").index(action.blueprint)
         assert says(controller, make_facts(decision + 3, slots=slots)).op == "prune"

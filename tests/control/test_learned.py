@@ -30,7 +30,7 @@ from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY
 from simic.lifecycle.slots import SlotState, check_actions, execute, tick
 from simic.policy.config import PolicyConfig
-from simic.policy.network import GROWTH_TREE
+from simic.policy.network import GROWTH_TREE, FactoredRecurrentActorCritic
 from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 from simic.storage.bundle import BundleError, load_bundle, save_bundle
@@ -174,9 +174,12 @@ def test_it_acts_legally_on_any_host(num_slots, greedy):
 def test_one_who_is_greedy_takes_the_likeliest_and_draws_nothing():
     (facts,) = random_lives(5, 2, decisions=1)
     network = make_network(SMALL)
+    assert isinstance(network, FactoredRecurrentActorCritic)
+    tempo = network.plain["tempo"]
+    assert isinstance(tempo, nn.Linear)
     with torch.no_grad():
         network.op.bias[Op.GERMINATE] = 20.0
-        network.plain["tempo"].bias[1] = 20.0
+        tempo.bias[1] = 20.0
     first = LearnedController(network, rng_seed=1).act(facts)
     assert np.array_equal(first, LearnedController(network, rng_seed=2).act(facts))
     assert (first[:, 0] == Op.GERMINATE).all()
@@ -277,6 +280,7 @@ class Growing:
 def test_it_leads_a_scheduler_and_goes_on_after_a_checkpoint(tmp_path):
     torch.manual_seed(1)
     network = make_network(SMALL)
+    assert isinstance(network, FactoredRecurrentActorCritic)
     with torch.no_grad():
         network.op.bias[Op.WAIT] = -2.0
     first = Growing(LearnedController(network, greedy=False, rng_seed=5))

@@ -11,7 +11,9 @@ def test_a_blueprint_that_does_not_fit_its_slot_by_hand():
     slot[:, Op.WAIT] = True
     slot[0, Op.GERMINATE] = [True, True]
     slot[1, Op.GERMINATE] = [True, False]
-    masks = Masks(op=slot.any(2), slot=slot, blueprint=np.array([[False, True, False], [False, False, True]]))
+    masks = Masks(
+        op=np.asarray(slot.any(2)), slot=slot, blueprint=np.array([[False, True, False], [False, False, True]])
+    )
     heads = np.split(flat_mask(masks).astype(int), np.cumsum([6, 2, 3, 4, 3, 3, 4]), axis=1)
     assert heads[1].tolist() == [[1, 1], [1, 0], [1, 0]]
     assert heads[2].tolist() == [[0, 1, 1], [0, 1, 0], [1, 0, 0]]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings, Outcome
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.stages import IllegalActionError, LifecycleConfig, Stage
-from simic.rewards.schemes import RewardConfig
+from simic.rewards.schemes import RewardBreakdown, RewardConfig
 from simic.rewards.score import POINTS
 from simic.stacked.data import StackedData
 from simic.stacked.optimizer import OptimizerConfig
@@ -24,9 +25,15 @@ TASK = make_task("teacher-mlp", width=4, num_slots=2, train_size=64)
 HORIZON = 6
 
 
-def new_trainings(rng_seeds=(1, 2, 3), task=TASK, **episode) -> HostTrainings:
-    episode_config = EpisodeConfig(**{"horizon": HORIZON} | episode)
-    return HostTrainings(task, rng_seeds, episode=episode_config, reward=RewardConfig())
+def new_trainings(rng_seeds=(1, 2, 3), task=TASK, **changes: Any) -> HostTrainings:
+    episode: dict[str, Any] = {"horizon": HORIZON, **changes}
+    return HostTrainings(task, rng_seeds, episode=EpisodeConfig(**episode), reward=RewardConfig())
+
+
+def paid(outcome: Outcome) -> RewardBreakdown:
+    """The rewards, which these trainings always compute."""
+    assert outcome.reward is not None
+    return outcome.reward
 
 
 def rows(trainings: HostTrainings, *actions: Action) -> np.ndarray:
@@ -155,27 +162,30 @@ def test_a_fossil_is_told_what_it_contributes_now():
     reward = RewardConfig(scheme="drip")
     trainings = HostTrainings(task, (0, 1), episode=EpisodeConfig(horizon=40, anneal=False), reward=reward)
     true: list[np.ndarray] = []
+    outcomes: list[Outcome] = []
     for action in [*keep_in("stem"), *keep_in("block1"), *[WAIT] * 4]:
         outcome = trainings.step(rows_of(task, trainings, action))
+        outcomes.append(outcome)
         true.append(without_each(trainings))
         slots, fossil = outcome.facts.slots, outcome.facts.slots.stage == Stage.FOSSILIZED
         assert (slots.contribution_age[fossil] < 2).all(), "two fossils take turns"
         for host, slot in np.argwhere(fossil):
             then = true[-1 - slots.contribution_age[host, slot]][host, slot]
             assert slots.contribution[host, slot] == pytest.approx(then, abs=1e-6)
+    outcome = outcomes[-1]
+    slots, fossil = outcome.facts.slots, outcome.facts.slots.stage == Stage.FOSSILIZED
     assert fossil.sum() == 4
     # What `drip` pays is a share of the present contribution less the fossil's own rent.
     own = np.log2(trainings.parameters()[:, None] / (trainings.parameters()[:, None] - outcome.facts.seed_parameters))
     worth = np.where(fossil, POINTS * slots.contribution - own, 0.0).sum(1)
-    assert outcome.reward.terms["drip"] == pytest.approx(0.7 * worth / 40)
+    assert paid(outcome).terms["drip"] == pytest.approx(0.7 * worth / 40)
     moved = np.abs(true[-1][:, 0] - true[4][:, 0])
     assert moved.max() > 0.02, "what was measured at the fossilization is no longer true"
 
 
 def test_what_was_measured_in_a_broken_host_is_not_told():
     trainings = new_trainings(horizon=20)
-    for action in keep_in("stem"):
-        before = trainings.step(rows(trainings, action)).facts
+    before = [trainings.step(rows(trainings, action)).facts for action in keep_in("stem")][-1]
     trainings.hosts.hosts.rows[1] = torch.nan
     after = trainings.step(rows(trainings, WAIT)).facts
     assert after.slots.contribution[1, 0] == before.slots.contribution[1, 0]
@@ -200,7 +210,7 @@ def test_at_the_end_the_exported_network_counts():
     assert (trainings.parameters() > trainings.parameters(exported=True)).all()
     assert (trainings.parameters(exported=True) == trainings.hosts.host_parameters).all()
     # Nothing was kept, so no rent is due: the rewards are the gain in accuracy.
-    earned = np.sum([outcome.reward.total for outcome in outcomes], axis=0)
+    earned = np.sum([paid(outcome).total for outcome in outcomes], axis=0)
     np.testing.assert_allclose(earned, POINTS * (metric - trainings._first[1]), atol=1e-9)
 
 
@@ -217,7 +227,7 @@ def same_future(one: HostTrainings, other: HostTrainings, actions: list[Action])
         ours, theirs = one.step(rows(one, action)), other.step(rows(other, action))
         assert np.array_equal(ours.facts.val_loss, theirs.facts.val_loss, equal_nan=True)
         assert np.array_equal(ours.facts.host_gradient_norm, theirs.facts.host_gradient_norm)
-        assert np.array_equal(ours.reward.total, theirs.reward.total)
+        assert np.array_equal(paid(ours).total, paid(theirs).total)
     assert torch.equal(one.hosts.hosts.rows, other.hosts.hosts.rows)
 
 
@@ -252,7 +262,7 @@ def test_a_reset_of_one_host_leaves_the_others_alone():
 
 def test_a_host_that_breaks_at_birth_returns_to_its_own_first_weights():
     trainings = new_trainings(anneal=False)
-    assert trainings.step(rows(trainings, WAIT)).reward.total[1] != 0
+    assert paid(trainings.step(rows(trainings, WAIT))).total[1] != 0
     trainings.reset(np.array([1]), (42,))
     born = trainings.hosts.hosts.rows[1].clone()
     trainings.hosts.hosts.rows[1] = torch.nan
@@ -260,7 +270,7 @@ def test_a_host_that_breaks_at_birth_returns_to_its_own_first_weights():
     assert outcome.verdict.tolist() == [Verdict.OK, Verdict.NOT_FINITE, Verdict.OK]
     assert outcome.ended.tolist() == [False, True, False]
     assert torch.equal(trainings.hosts.hosts.rows[1], born)
-    assert outcome.reward.terms["forfeit"][1] == 0, "what its predecessor earned is not its own"
+    assert paid(outcome).terms["forfeit"][1] == 0, "what its predecessor earned is not its own"
     assert outcome.facts.slots.stage[:, 0].tolist() == [Stage.BLENDING, Stage.PRUNED, Stage.BLENDING]
     assert (outcome.facts.host_gradient_norm[[0, 2]] > 0).all()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import tiny_comparison
 from helpers.tiny_comparison import make_planted, make_settings, make_task
+from torch import nn
 
 from simic.control.baselines import WaitController
 from simic.control.learned import LearnedController
@@ -76,7 +77,9 @@ def test_a_wider_host_learns_the_same_data():
     task = make_task()
     wide = task.widened(7)
     assert wide.data is task.data
-    assert wide.make_host()[0][0].out_features == 7
+    first = wide.make_host().get_submodule("stem.0")
+    assert isinstance(first, nn.Linear)
+    assert first.out_features == 7
     with pytest.raises(ValueError, match="one width"):
         make_task(host_of_width=None).widened(7)
 

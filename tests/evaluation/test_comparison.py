@@ -10,13 +10,14 @@ import pytest
 import torch
 from helpers.tiny_comparison import EAGER, make_task, of, save_network
 
-from simic import GrowableModel, GrowthScheduler, pretrained
+from simic import GrowableModel, GrowthScheduler, LearnedController, pretrained
 from simic.api import evaluate
 from simic.cli import main
 from simic.control.registry import make_controller
 from simic.evaluation import comparison
 from simic.evaluation.parsing import ABLATIONS, NamedTask
 from simic.lifecycle.actions import Op
+from simic.policy.network import FactoredRecurrentActorCritic
 
 KEYS = [
     "format",
@@ -105,6 +106,7 @@ def test_other_settings_use_no_part_of_these(tiny_comparison_task, tmp_path, gro
     compare("wait", out=tmp_path / "out")
     compare("wait", out=tmp_path / "out")
     assert parts() == 1
+    changes: dict[str, Any]
     for changes in ({"horizon": 3}, {"rng_seeds": [0, 1]}, {"incubation": "shadow"}):
         before = parts()
         compare("wait", out=tmp_path / "out", **changes)
@@ -308,7 +310,10 @@ def test_wrong_arguments_exit_with_a_message(arguments, message, capsys):
 
 def test_the_pretrained_controller_is_found_everywhere(tiny_comparison_task, grower, monkeypatch):
     monkeypatch.setattr(pretrained, "CONTROLLER", Path(grower))
-    assert make_controller("pretrained").network.op.bias[Op.FOSSILIZE] == 9.0
+    controller = make_controller("pretrained")
+    assert isinstance(controller, LearnedController)
+    assert isinstance(controller.network, FactoredRecurrentActorCritic)
+    assert controller.network.op.bias[Op.FOSSILIZE] == 9.0
     model = GrowableModel(make_task().make_host(), ["stem"], example_input=make_task().data.train_x[:2])
     scheduler = GrowthScheduler(
         model, torch.optim.AdamW(model.parameters()), "pretrained", evaluate=lambda: {"val_loss": 1.0}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_a_missing_pretrained_controller_is_told(monkeypatch, tmp_path):
 
 
 def test_wrong_settings_are_told(files):
-    settings = {"controllers": ("wait",), "tasks": ("mlp",)}
+    settings: dict[str, Any] = {"controllers": ("wait",), "tasks": ("mlp",)}
     with pytest.raises(ValueError, match="at least one, different and not negative"):
         EvaluationConfig(rng_seeds=(1, 1), **settings)
     with pytest.raises(ValueError, match="horizon must be at least 1"):

@@ -2,6 +2,8 @@
 
 import copy
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +198,9 @@ def test_profile_falls_from_all_to_none(pair):
     assert ((low <= high) & (low >= 0) & (high <= 1)).all()
 
 
-def make_episodes(controllers=("learned-0", "learned-1", "wait"), tasks=("a", "b"), rng_seeds=range(4)):
+def make_episodes(
+    controllers=("learned-0", "learned-1", "wait"), tasks=("a", "b"), rng_seeds: Sequence[int] = range(4)
+) -> list[dict[str, Any]]:
     rng = np.random.default_rng(1)
     return [
         {

@@ -4,6 +4,8 @@ The environment counts: its observation is the number of the episode and the ste
 rollout is known.
 """
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -60,8 +62,8 @@ def collector(mode, num_steps=12, lengths=((3, 2), (4,)), *, value_is_sum=True, 
         agent.value = lambda observation, state: observation["base"] @ np.array([10, 1], dtype=np.float32)
         act = agent.act
 
-        def act_with_known_value(observation, mask, state):
-            return act(observation, mask, state)._replace(value=agent.value(observation, state))
+        def act_with_known_value(observation, mask, state, **settings: Any):
+            return act(observation, mask, state, **settings)._replace(value=agent.value(observation, state))
 
         agent.act = act_with_known_value
     return Collector(envs, agent, num_steps)
@@ -175,8 +177,8 @@ def test_the_state_is_carried_across_rollouts_and_zeroed_at_resets(mode):
     stir(several.agent)
     acted, act = [], several.agent.act
 
-    def recorded(*arguments):
-        acted.append(act(*arguments))
+    def recorded(*arguments: Any, **settings: Any):
+        acted.append(act(*arguments, **settings))
         return acted[-1]
 
     several.agent.act = recorded
@@ -275,7 +277,11 @@ def test_discrete_actions_are_numbers_and_without_masks_all_are_legal():
         ),
         (gym.spaces.Dict({}), gym.spaces.Discrete(2), "observations must be a Box, got Dict.*flatten"),
         (gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2, start=1), "must start at 0"),
-        (gym.spaces.Box(-1, 1, (2,)), gym.spaces.MultiDiscrete([[2, 2]]), "actions must be Discrete or MultiDiscrete"),
+        (
+            gym.spaces.Box(-1, 1, (2,)),
+            gym.spaces.MultiDiscrete(np.array([[2, 2]])),
+            "actions must be Discrete or MultiDiscrete",
+        ),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(observation, action, message):
@@ -299,7 +305,7 @@ def box_env(features: int, *sizes: int) -> SyncVectorEnv:
     """One environment with these spaces; it is never played."""
     envs = SyncVectorEnv([Counting], autoreset_mode=SAME)
     envs.single_observation_space = gym.spaces.Box(-1, 1, (features,))
-    envs.single_action_space = gym.spaces.MultiDiscrete(sizes)
+    envs.single_action_space = gym.spaces.MultiDiscrete(list(sizes))
     return envs
 
 

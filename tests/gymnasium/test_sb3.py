@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium.spaces import MultiDiscrete
 
 from simic.environment.config import EpisodeConfig
 from simic.gymnasium.single_env import GrowthEnv
@@ -34,6 +35,7 @@ def test_maskable_ppo_trains_and_obeys_the_mask():
     assert model.num_timesteps == 300
     assert any(not np.array_equal(a, b.detach()) for a, b in zip(before, model.policy.parameters(), strict=True))
     observation, info = env.reset(seed=1)
+    assert isinstance(env.action_space, MultiDiscrete)
     terminated, heads = False, np.cumsum(env.action_space.nvec)[:-1]
     while not terminated:
         mask = env.action_masks()

@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import MultiDiscrete
 from gymnasium.utils.env_checker import check_env
 
 from simic.control.baselines import RandomController
@@ -91,6 +92,6 @@ def test_importing_registers_one_id_for_both():
 def test_gymnasiums_own_vectorisation_works_too():
     envs = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="sync", task=TASK, episode=SHORT)
     envs.reset(seed=0)
-    for _ in range(4):
-        *_, info = envs.step(np.stack([WAIT, WAIT]))
-    assert info["action_mask"].shape == (2, envs.single_action_space.nvec.sum())
+    infos = [envs.step(np.stack([WAIT, WAIT]))[-1] for _ in range(4)]
+    assert isinstance(envs.single_action_space, MultiDiscrete)
+    assert infos[-1]["action_mask"].shape == (2, envs.single_action_space.nvec.sum())

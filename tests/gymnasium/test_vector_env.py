@@ -3,11 +3,13 @@
 import gc
 import sys
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.spaces import MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from simic.environment.seeding import host_rng_seed
 from simic.gymnasium.vector_env import GrowthVectorEnv
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Action, Op
 from simic.lifecycle.slots import SlotState, check_actions
-from simic.lifecycle.stages import INCUBATIONS, IllegalActionError, LifecycleConfig
+from simic.lifecycle.stages import INCUBATIONS, IllegalActionError, Incubation, LifecycleConfig
 from simic.rewards.schemes import SCHEMES, RewardConfig
 from simic.tasks.registry import make_task
 from simic.tasks.task import Task
@@ -39,7 +41,24 @@ def row(env: GrowthVectorEnv, *words, **named) -> np.ndarray:
     return Action(*words, **named).encode(env.facts.slot_names, env.facts.blueprint_names)
 
 
-def wait(env: GrowthVectorEnv) -> np.ndarray:
+def head_sizes(env: GrowthVectorEnv) -> np.ndarray:
+    assert isinstance(env.single_action_space, MultiDiscrete)
+    return env.single_action_space.nvec
+
+
+def reward_config(env: GrowthVectorEnv) -> RewardConfig:
+    assert env.trainings.reward is not None
+    return env.trainings.reward
+
+
+def tables(env: GrowthVectorEnv) -> tuple[str, ...]:
+    """What it shows of every host."""
+    shown = env.render()
+    assert shown is not None
+    return shown
+
+
+def wait(env: VectorEnv) -> np.ndarray:
     return np.zeros((env.num_envs, len(HEADS)), dtype=np.int64)
 
 
@@ -134,7 +153,7 @@ def test_what_comes_out_is_in_the_spaces(kind):
     env = new_env(3, observation=kind)
     for result in play(env, HORIZON + 2):
         assert result[0] in env.observation_space
-    assert env.single_action_space.nvec.tolist() == [6, 2, len(env.facts.blueprint_names), 4, 3, 3, 4, 5]
+    assert head_sizes(env).tolist() == [6, 2, len(env.facts.blueprint_names), 4, 3, 3, 4, 5]
     assert env.action_space.shape == (3, 8)
     env.action_space.seed(0)
     observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
@@ -146,6 +165,7 @@ def test_what_comes_out_is_in_the_spaces(kind):
 def test_gymnasiums_own_wrappers_understand_it():
     env = DictInfoToList(RecordEpisodeStatistics(new_env(2)))
     env.reset(seed=0)
+    infos: list[dict[str, Any]] = []
     for decision in range(1, HORIZON + 1):
         *_, infos = env.step(wait(env.unwrapped))
         assert ("final_info" in infos[0]) == ("episode" in infos[0]) == (decision == HORIZON)
@@ -164,7 +184,7 @@ def test_the_growth_table_shows_a_host():
     env = new_env(2, render_mode="ansi")
     env.reset(seed=0)
     env.step(np.stack([row(env, "germinate", "block1", "norm", "linear-add"), row(env)]))
-    grown, plain = env.render()
+    grown, plain = tables(env)
     assert grown.startswith(f"decision 1 of {HORIZON}: validation loss")
     assert [line.split()[:3] for line in grown.splitlines()[2:]] == [
         ["stem", "dormant", "-"],
@@ -173,7 +193,7 @@ def test_the_growth_table_shows_a_host():
     assert "norm" not in plain
     assert "ago" not in grown
     env.facts.slots.contribution_age[0, 1] = 3
-    assert " (3 ago)  " in env.render()[0]
+    assert " (3 ago)  " in tables(env)[0]
     assert new_env(1).render() is None
 
 
@@ -258,7 +278,7 @@ def legal_by_the_rules(env: GrowthVectorEnv, index: int) -> set[tuple[int, int, 
     """Every (op, slot, blueprint) that the lifecycle does not refuse, one by one."""
     slots = SlotState(**{name: values[[index]] for name, values in vars(env.facts.slots).items()})
     legal = set()
-    for op, slot, blueprint in np.ndindex(*env.single_action_space.nvec[:3].tolist()):
+    for op, slot, blueprint in np.ndindex(*head_sizes(env)[:3].tolist()):
         try:
             check_actions(slots, np.array([[op, slot, blueprint, 0, 0, 0, 0, 0]]), env.facts.lifecycle)
         except IllegalActionError:
@@ -279,7 +299,7 @@ def marginal(legal: set[tuple[int, int, int]], sizes: list[int]) -> list[bool]:
 
 
 @cache
-def env_of(incubation: str) -> GrowthVectorEnv:
+def env_of(incubation: Incubation) -> GrowthVectorEnv:
     config = LifecycleConfig(incubation=incubation, max_seeds=1, min_training_decisions=1, embargo_decisions=0)
     return new_env(2, horizon=6, lifecycle=config)
 
@@ -294,13 +314,13 @@ def test_masks_say_what_the_rules_say(rng_seed, incubation):
         assert np.array_equal(info["action_mask"], env.action_masks())
         rules = [legal_by_the_rules(env, index) for index in range(env.num_envs)]
         for index, legal in enumerate(rules):
-            assert info["action_mask"][index].tolist() == marginal(legal, env.single_action_space.nvec.tolist())
+            assert info["action_mask"][index].tolist() == marginal(legal, head_sizes(env).tolist())
             assert set(np.flatnonzero(info["op_mask"][index])) == {op for op, _, _ in legal}
             assert {tuple(pair) for pair in np.argwhere(info["slot_mask"][index])} == {pair[:2] for pair in legal}
             germinations = {entry[1:] for entry in legal if entry[0] == Op.GERMINATE}
             fitting = {tuple(pair) for pair in np.argwhere(info["blueprint_mask"][index])}
             assert germinations == {pair for pair in fitting if info["slot_mask"][index, Op.GERMINATE, pair[0]]}
-        actions = np.stack([rng.integers(env.single_action_space.nvec) for rng in rngs])
+        actions = np.stack([rng.integers(head_sizes(env)) for rng in rngs])
         if rngs[0].random() < 0.5:
             actions = random_legal(env, rngs)
         *_, info = env.step(actions)
@@ -389,7 +409,7 @@ def check_episodes(env: GrowthVectorEnv, decisions: int, rng_seed: int) -> None:
     """Random legal decisions across episodes; what must always hold, does."""
     _, info = env.reset(seed=rng_seed)
     rngs, first, earned = rngs_of(env, rng_seed), info["score"], np.zeros(env.num_envs)
-    config, hosts = env.trainings.reward, env.trainings.hosts
+    config, hosts = reward_config(env), env.trainings.hosts
     for _ in range(decisions):
         observation, reward, ended, _, info = env.step(random_legal(env, rngs))
         assert observation in env.observation_space
@@ -419,7 +439,7 @@ def check_hosts(env: GrowthVectorEnv, hosts) -> None:
 
 
 @cache
-def many_envs(incubation: str) -> GrowthVectorEnv:
+def many_envs(incubation: Incubation) -> GrowthVectorEnv:
     return new_env(8, horizon=6, observation="flat", lifecycle=LifecycleConfig(incubation=incubation))
 
 
@@ -441,7 +461,7 @@ def test_rewards_of_every_scheme_are_finite_bounded_and_the_sum_of_their_terms(s
     env = new_env(4, reward=RewardConfig(scheme=scheme, scale=0.5))
     for _, reward, _, _, info in play(env, HORIZON + 1)[1:]:
         assert np.isfinite(reward).all()
-        assert (np.abs(reward) <= env.trainings.reward.bound).all()
+        assert (np.abs(reward) <= reward_config(env).bound).all()
         terms = [values for name, values in info["reward_terms"].items() if not name.startswith("_")]
         np.testing.assert_allclose(np.sum(terms, axis=0), reward, atol=1e-12)
 
@@ -515,9 +535,9 @@ def test_what_is_planted_in_one_host_is_caught_there_and_nowhere_else(plant, ver
         np.testing.assert_array_equal(reward[untouched], expected[1][untouched])
         if caught:
             assert info["_final_info"].tolist() == [False, False, True, False]
-            assert info["reward_terms"]["rollback"][BROKEN] == -env.trainings.reward.rollback_penalty
+            assert info["reward_terms"]["rollback"][BROKEN] == -reward_config(env).rollback_penalty
             assert info["final_info"]["score"][BROKEN] > 30, "the last good weights are judged"
-            assert reward[BROKEN] <= -env.trainings.reward.rollback_penalty
+            assert reward[BROKEN] <= -reward_config(env).rollback_penalty
             assert np.array_equal(env.facts.decision, np.where(untouched, 10 + decision, 0))
             assert not torch.equal(env.trainings.hosts.hosts.rows[BROKEN], good), "a new host"
     assert earned > 0
@@ -536,6 +556,7 @@ def check_memory(episodes: int) -> None:
     env = new_env(8, horizon=2, observation="flat")
     env.reset(seed=0)
     rngs, rounds = rngs_of(env, 0), episodes // env.num_envs
+    tensors = blocks = 0
     for index in range(rounds):
         for _ in range(2):
             env.step(random_legal(env, rngs))

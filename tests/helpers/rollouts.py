@@ -6,10 +6,13 @@ function of its arguments and of the agent that played it, in any process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from simic.control.facts import FIGURES, Facts
 from simic.control.learned import make_network, network_input, row_masks
@@ -82,18 +85,30 @@ class RandomHosts:
         self.decision, self.previous = np.where(hosts, 0, self.decision), np.where(hosts[:, None], 0, self.previous)
 
 
-def growth_agent(policy: dict | None = None, *, rng_seed: int = 0, **config) -> PPOAgent:
+def growth_agent(policy: dict[str, Any] | None = None, *, rng_seed: int = 0, **config: Any) -> PPOAgent:
     """A small agent for hosts with slots."""
     torch.manual_seed(rng_seed)
-    network = make_network(PolicyConfig(**({"hidden_size": 12, "encoding_size": 8} | (policy or {}))))
+    shape: dict[str, Any] = {"hidden_size": 12, "encoding_size": 8, **(policy or {})}
+    network = make_network(PolicyConfig(**shape))
     return PPOAgent(network, PPOConfig(**config), rng_seed=rng_seed)
 
 
-def flat_agent(policy: dict | None = None, *, rng_seed: int = 0, head_sizes=HEAD_SIZES, **config) -> PPOAgent:
+def flat_agent(
+    policy: dict[str, Any] | None = None, *, rng_seed: int = 0, head_sizes: Sequence[int] = HEAD_SIZES, **config: Any
+) -> PPOAgent:
     """A small agent for vectors of noise."""
     torch.manual_seed(rng_seed)
-    shape = PolicyConfig(**({"hidden_size": 8, "encoding_size": 8} | (policy or {})))
-    return PPOAgent(RecurrentActorCritic(FEATURES, head_sizes, shape), PPOConfig(**config), rng_seed=rng_seed)
+    shape: dict[str, Any] = {"hidden_size": 8, "encoding_size": 8, **(policy or {})}
+    network = RecurrentActorCritic(FEATURES, head_sizes, PolicyConfig(**shape))
+    return PPOAgent(network, PPOConfig(**config), rng_seed=rng_seed)
+
+
+def actors(agent: PPOAgent) -> list[nn.Linear]:
+    """The layer of each head of a flat agent."""
+    assert isinstance(agent.plain, RecurrentActorCritic)
+    layers = [layer for layer in agent.plain.actors if isinstance(layer, nn.Linear)]
+    assert len(layers) == len(agent.plain.actors)
+    return layers
 
 
 def play(agent: PPOAgent, steps: int = 24, envs: int = 4, *, slots: int = 3, seed: int = 0, resets: float = 0.1):

@@ -68,6 +68,7 @@ def make_planted(logits: Mapping[Op, float], *, gain: float = 1.0) -> FactoredRe
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = make_network(PolicyConfig(hidden_size=16, encoding_size=16))
+    assert isinstance(network, FactoredRecurrentActorCritic)
     with torch.no_grad():
         network.op.weight *= gain
         for op, logit in logits.items():

@@ -17,7 +17,7 @@ SLOTS, BLUEPRINTS = 3, 4
 SIZES = {head: len(values) for head, values in HEAD_VALUES.items()} | {"slot": SLOTS, "blueprint": BLUEPRINTS}
 WIDTH = max(SIZES.values())
 # The order of rows that the tree promises: the first head, the others under each op, blueprints in each slot.
-ROWS = [("op", None)]
+ROWS: list[tuple[str, int | None]] = [("op", None)]
 ROWS += [(h, op) for h in HEADS[1:] if h != "blueprint" for op in Op if h in HEADS_USED_BY[op]]
 ROWS += [("blueprint", slot) for slot in range(SLOTS)]
 

@@ -1,12 +1,14 @@
 """The networks: any number of slots, symmetric in them, exact over time, and quiet at birth."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
@@ -174,6 +176,7 @@ def test_orthogonal_weights_and_zero_biases():
     gains = {"op": 0.01, "encode_base.0": 2**0.5, "attend": 2**0.5, "skip": 2**0.5, "slot.query": 0.01, "critic.2": 1.0}
     for name, gain in gains.items():
         layer = network.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
         weight = layer.weight.detach()
         small = weight if weight.shape[0] <= weight.shape[1] else weight.T
         assert torch.allclose(small @ small.T, gain**2 * torch.eye(len(small)), atol=1e-5), name
@@ -307,8 +310,9 @@ def test_unknown_and_missing_heads_are_named():
 
 @pytest.mark.parametrize("name", ["hidden_size", "encoding_size"])
 def test_sizes_must_be_positive(name):
+    sizes: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        PolicyConfig(**{name: 0})
+        PolicyConfig(**sizes)
 
 
 # torch.compile

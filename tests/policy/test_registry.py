@@ -1,5 +1,7 @@
 """Policy networks by name: one of a user's own decides, is saved, and is missed by name where it is not registered."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from simic.policy.registry import POLICIES
 from simic.ppo.agent import PPOAgent
 from simic.storage.bundle import BundleError
 
-SMALL = {"hidden_size": 8, "encoding_size": 8}
+SMALL: dict[str, Any] = {"hidden_size": 8, "encoding_size": 8}
 
 
 def test_a_network_of_one_s_own_is_built_saved_and_loaded(own_names, monkeypatch, tmp_path):

@@ -3,11 +3,12 @@
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.rollouts import RandomHosts, flat_agent, growth_agent, play, stir, without
+from helpers.rollouts import RandomHosts, actors, flat_agent, growth_agent, play, stir, without
 
 from simic.lifecycle.actions import HEADS, Op
 from simic.policy.masked_categorical import MaskedCategorical
@@ -16,8 +17,8 @@ from simic.ppo.agent import DivergedError
 from simic.ppo.metrics import UpdateMetrics
 from simic.ppo.objective import mean_weights, ppo_terms
 
-ONE_STEP = {"ppo_epochs": 1, "num_minibatches": 1}
-UNSCALED = {"scale_rewards": False, "normalize_values": False}
+ONE_STEP: dict[str, Any] = {"ppo_epochs": 1, "num_minibatches": 1}
+UNSCALED: dict[str, Any] = {"scale_rewards": False, "normalize_values": False}
 
 
 def parameters(agent) -> dict[str, torch.Tensor]:
@@ -180,7 +181,7 @@ def test_the_entropy_coefficient_does_not_grow_with_the_number_of_heads(head_siz
     """Uniform heads: the bonus is the coefficient itself, for one head or five."""
     agent = flat_agent(head_sizes=head_sizes, entropy_coefficient=0.3, value_coefficient=0.0)
     with torch.no_grad():
-        for actor in agent.plain.actors:
+        for actor in actors(agent):
             actor.weight.zero_()
     rollout, _ = play(agent, 8, 2)
     rollout = replace(rollout, mask=torch.ones_like(rollout.mask))
@@ -213,7 +214,7 @@ def test_the_floor_lifts_heads_that_had_a_choice_and_no_other():
     """Of three heads: nearly decided, decided because nothing else was legal, and undecided."""
     agent = flat_agent(head_sizes=(2, 2, 2), entropy_coefficient=0.3, entropy_floor=0.5, floor_boost=4.0)
     with torch.no_grad():
-        agent.plain.actors[0].bias.copy_(torch.tensor([9.0, 0.0]))
+        actors(agent)[0].bias.copy_(torch.tensor([9.0, 0.0]))
     rollout, _ = play(agent, 6, 2)
     mask = torch.ones_like(rollout.mask)
     mask[:, :, 1, 0] = False
@@ -231,7 +232,7 @@ def test_the_floor_caps_nothing_by_itself():
     """It weighs the bonus; probabilities are those of the network, however small."""
     agent = flat_agent(entropy_floor=1.0)
     with torch.no_grad():
-        agent.plain.actors[0].bias.copy_(torch.tensor([30.0, 0.0, 0.0]))
+        actors(agent)[0].bias.copy_(torch.tensor([30.0, 0.0, 0.0]))
     rollout, _ = play(agent, 1, 200)
     mask = torch.ones(200, 2, 3, dtype=torch.bool)
     mask[:, 1, 2] = False
@@ -371,7 +372,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_counted():
 def test_a_gradient_that_is_not_finite_is_skipped_though_the_loss_is():
     agent = stir(flat_agent(**ONE_STEP))
     rollout, _ = play(agent, 6, 4)
-    parameter = agent.plain.encoder[0].weight
+    parameter = agent.plain.get_parameter("encoder.0.weight")
     handle = parameter.register_hook(lambda gradient: gradient * float("inf"))
     before = {name: v for name, v in parameters(agent).items() if not name.startswith("critic")}
     metrics = agent.update(rollout)
@@ -427,7 +428,7 @@ def test_metrics_are_means_over_the_steps_of_the_update():
     agent = stir(flat_agent(ppo_epochs=2, num_minibatches=1, target_kl=None))
     rollout, _ = play(agent, 8, 3)
     seen, plain = [], agent.backward
-    agent.backward = lambda *args: seen.append(plain(*args)) or seen[-1]
+    agent.backward = lambda *args, **named: seen.append(plain(*args, **named)) or seen[-1]
     metrics = agent.update(rollout)
     for name in ("policy_loss", "value_loss", "clip_fraction"):
         expected = sum(getattr(terms, name).item() for terms in seen) / 2
@@ -462,6 +463,7 @@ def test_contributions_of_steps_that_are_not_valid_do_not_count():
     rollout, _ = play(agent, 10, 3)
     valid = rollout.valid.clone()
     valid[6:, 1] = False
+    assert rollout.contribution is not None
     found = []
     for wild in (0.0, 0.9):
         contribution = rollout.contribution.clone()

@@ -1,12 +1,13 @@
 """The batch of an update: advantages and value targets by hand, and which decisions count."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from helpers.rollouts import flat_agent, growth_agent, play, stir
 
-UNSCALED = {"scale_rewards": False, "normalize_values": False}
+UNSCALED: dict[str, Any] = {"scale_rewards": False, "normalize_values": False}
 
 
 def known_values(agent, value):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.rollouts import recorded
+from helpers.rollouts import actors, recorded
 
 from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY, Op
@@ -92,7 +92,9 @@ def test_losses_of_a_uniform_policy_by_hand():
 def test_accuracy_by_hand():
     """A policy that would prune wherever it may, with tempo 2 if it germinated, is right where that was done."""
     agent, data = growth_agent(), growth(np.random.default_rng(0), 40)
+    assert isinstance(agent.plain, FactoredRecurrentActorCritic)
     for layer, choice in ((agent.plain.op, Op.PRUNE), (agent.plain.plain["tempo"], 2)):
+        assert isinstance(layer, torch.nn.Linear)
         torch.nn.init.constant_(layer.bias[choice], 100.0)
     metrics = imitate(agent, [data], ImitationConfig(passes=1, held_out=0.0, learning_rate=1e-12))
     free = data.mask[:, :, 0].sum(-1) > 1
@@ -110,7 +112,7 @@ def test_a_decision_whose_first_head_has_one_choice_is_free_if_another_has_more(
     mask[1, 0, 1] = torch.tensor([False, False, True])  # one decision is forced
     action = torch.tensor([0, 2]).expand(4, 8, 2).clone()
     data = recorded({"base": torch.randn(4, 8, 3)}, action, mask)
-    for actor in agent.plain.actors:
+    for actor in actors(agent):
         torch.nn.init.zeros_(actor.weight)
     metrics = imitate(agent, [data], ImitationConfig(passes=30, held_out=0.0, learning_rate=0.1))
     first, last = metrics.training[0].head_loss, metrics.training[-1].head_loss

@@ -30,7 +30,7 @@ def train(make_envs, policy, config, *, num_envs, num_steps, updates, rng_seed, 
     """An agent after so many updates, each from `num_steps` decisions in each of `num_envs` environments."""
     torch.manual_seed(rng_seed)
     envs = make_envs(num_envs)
-    network = FactoredRecurrentActorCritic(*envs.sizes, policy) if tree else make_network(envs, policy)
+    network = FactoredRecurrentActorCritic(*envs.sizes, config=policy) if tree else make_network(envs, policy)
     agent = PPOAgent(network, config, rng_seed=rng_seed)
     collector = Collector(envs, agent, num_steps, view=TreeView() if tree else None, rng_seed=rng_seed)
     for _ in range(updates):

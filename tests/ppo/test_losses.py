@@ -1,6 +1,7 @@
 """PPO's formulas against numbers worked by hand, and advantages against a slow float64 reference."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ def test_clipped_surrogate_by_hand(log_ratio, advantage, expected):
 def test_a_capped_gain_has_no_gradient(log_ratio, advantage, moves):
     variable = torch.tensor([log_ratio], requires_grad=True)
     losses.clipped_surrogate(variable, torch.tensor([advantage]), clip_range=0.2).sum().backward()
+    assert variable.grad is not None
     assert (variable.grad.item() != 0) is moves
 
 
@@ -87,6 +89,7 @@ def test_contribution_loss_by_hand():
 def test_an_unknown_contribution_has_no_gradient_and_no_nan():
     predicted = torch.tensor([3.0, 3.0], requires_grad=True)
     losses.contribution_loss(predicted, torch.tensor([float("nan"), float("inf")])).sum().backward()
+    assert predicted.grad is not None
     assert predicted.grad.tolist() == [0.0, 0.0]
 
 
@@ -156,7 +159,8 @@ def test_lambda_1_is_the_return_minus_the_value():
 def test_two_environments_do_not_mix():
     one = ([1, 1, 1], [0, 2, 4], [2, 4, 8], [F, F, F], [F, F, T])
     other = ([-3, 7, 2], [1, 1, 5], [1, 5, 0], [F, T, T], [F, T, T])
-    both = advantages(*([[a, b] for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)))
+    columns: list[Any] = [[[a, b] for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)]
+    both = advantages(*columns)
     assert [row[0] for row in both] == advantages(*one)
     assert [row[1] for row in both] == advantages(*other)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.rollouts import AGENTS, flat_agent, growth_agent, play, played, stir, without
+from helpers.rollouts import AGENTS, actors, flat_agent, growth_agent, play, played, stir, without
 from torch import nn
 
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
@@ -167,7 +167,8 @@ def test_in_micro_batches(scene, micro_batches, surrogate):
     agent.config = before
     for name, one, other in zip(found[0][0]._fields, found[0][0], found[1][0], strict=True):
         assert torch.allclose(one, other, atol=1e-6), name
-    assert_same(*((terms.loss.item(), gradient) for terms, gradient in found))
+    one, other = ((terms.loss.item(), gradient) for terms, gradient in found)
+    assert_same(one, other)
 
 
 def test_padded_beside_larger_hosts():
@@ -188,7 +189,8 @@ def test_padded_beside_larger_hosts():
             assert not getattr(joined, name)[steps:, envs].any()
         own = [weight[:steps, envs] for weight in weights[:4]]
         alone = replace(alone, advantage=joined.advantage[:steps, envs])
-        apart.append((alone, type(weights)(*own, weights.contribution[:steps, envs, :slots])))
+        assert weights.contribution is not None
+        apart.append((alone, type(weights)(*own, contribution=weights.contribution[:steps, envs, :slots])))
     entropy_weights = torch.full((len(HEADS),), 0.01)
     one = loss_and_gradient(agent.network, agent.plain, [(joined, weights)], entropy_weights)
     assert_same(one, loss_and_gradient(agent.network, agent.plain, apart, entropy_weights), 2e-6)
@@ -402,7 +404,7 @@ def test_entropy_is_a_mean_over_decisions_that_left_a_choice():
     """A uniform head with a choice in every other decision has an entropy of 1, not of a half."""
     agent = flat_agent()
     with torch.no_grad():
-        for actor in agent.plain.actors:
+        for actor in actors(agent):
             actor.weight.zero_()
     rollout, _ = play(agent, 8, 2)
     mask = torch.ones_like(rollout.mask)

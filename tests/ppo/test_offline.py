@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.rollouts import actors
 
 from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
@@ -120,7 +121,8 @@ def three_decisions(**given) -> Rollout:
 def even_agent(value) -> PPOAgent:
     """Both actions are equally likely, and everything is worth `value`."""
     agent = plain_agent(size=1, gamma=0.5)
-    for layer, bias in ((agent.plain.actors[0], 0.0), (agent.plain.critic[-1], value)):
+    for layer, bias in ((actors(agent)[0], 0.0), (agent.plain.critic[-1], value)):
+        assert isinstance(layer, torch.nn.Linear)
         torch.nn.init.zeros_(layer.weight)
         torch.nn.init.constant_(layer.bias, bias)
     return agent
@@ -219,6 +221,8 @@ def test_without_temperature_it_is_imitation():
 def test_an_action_is_told_by_what_matters():
     agent, data = growth_agent(), bandit(np.random.default_rng(0), 8, steps=1)
     features = agent.plain.features(data.observation, agent.initial_state(8))
+    assert features.slots is not None
+    assert features.blueprints is not None
 
     def told(**choices) -> torch.Tensor:
         action = torch.zeros(1, 8, len(HEADS), dtype=torch.int64)

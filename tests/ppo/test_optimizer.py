@@ -1,6 +1,7 @@
 """Weight decay of the critic only, and gradient clipping as a whole and per head."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.rollouts import flat_agent, growth_agent, play, stir
 from simic.ppo.config import PPOConfig
 from simic.ppo.optimizer import make_optimizer
 
-ONE_STEP = {"ppo_epochs": 1, "num_minibatches": 1}
+ONE_STEP: dict[str, Any] = {"ppo_epochs": 1, "num_minibatches": 1}
 
 
 def parameters(agent) -> dict[str, torch.Tensor]:

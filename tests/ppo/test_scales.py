@@ -95,8 +95,8 @@ def test_returns_of_padding_do_not_count():
 
 
 def test_no_returns_change_nothing():
-    scale, head = ValueScale(), nn.Sequential(nn.Linear(1, 1))
-    weight = head[0].weight.clone()
-    scale.pop_art_update(torch.zeros(0), EVERY[:0], head)
-    assert (head[0].weight == weight).all()
+    scale, layer = ValueScale(), nn.Linear(1, 1)
+    weight = layer.weight.clone()
+    scale.pop_art_update(torch.zeros(0), EVERY[:0], nn.Sequential(layer))
+    assert (layer.weight == weight).all()
     assert [unit.item() for unit in scale.mean_std()] == pytest.approx([0.0, 1.0])

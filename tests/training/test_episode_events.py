@@ -1,9 +1,13 @@
 """Events of hand-made episode records: every event with its numbers, reasons and names."""
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from helpers import tiny_run
 
+from simic.environment.episodes import EpisodeRecord
 from simic.lifecycle.actions import HEADS, Action, Op
 from simic.lifecycle.stages import Stage
 from simic.telemetry.events import (
@@ -26,8 +30,8 @@ from simic.training.episode_events import (
 D, G, T, B, H, F, P, E, R = Stage
 
 
-def stages(*rows: list[Stage]) -> np.ndarray:
-    """The stages of one host's slots over time: (T + 1, 1, S)."""
+def stages(*rows: Sequence[int]) -> np.ndarray:
+    """The stages (or blueprints) of one host's slots over time: (T + 1, 1, S)."""
     return np.array(rows)[:, None]
 
 
@@ -36,10 +40,14 @@ def actions(*rows: Action) -> np.ndarray:
     return np.stack([row.encode("ab", ("small", "large")) for row in rows])[:, None]
 
 
-def reasons(record) -> list[tuple[int, str, str, str, str, str]]:
-    return [
-        (e.decision, e.slot, e.blueprint, e.old_stage, e.new_stage, e.reason) for e in lifecycle_events(record, 7, 2)
-    ]
+def lifecycle_changes(record: EpisodeRecord) -> list[LifecycleChange]:
+    events = list(lifecycle_events(record, 7, 2))
+    assert all(isinstance(event, LifecycleChange) for event in events)
+    return cast(list[LifecycleChange], events)
+
+
+def reasons(record: EpisodeRecord) -> list[tuple[int, str, str, str, str, str]]:
+    return [(e.decision, e.slot, e.blueprint, e.old_stage, e.new_stage, e.reason) for e in lifecycle_changes(record)]
 
 
 # Lifecycle changes.
@@ -114,7 +122,7 @@ def test_a_change_comes_with_the_figures_it_was_decided_on():
         contribution_age=over_time(2),
         gradient_norm=over_time(0.5),
     )
-    (event,) = lifecycle_events(record, 7, 2)
+    (event,) = lifecycle_changes(record)
     assert (event.update, event.group, event.env) == (7, 2, 0)
     expected = {"age": 9, "alpha": 0.7, "contribution": 0.25, "contribution_age": 2, "gradient_norm": 0.5}
     assert event.readiness == expected
@@ -130,7 +138,8 @@ def test_what_happens_after_an_episode_is_not_told():
         blueprint=stages([0], [-1], [-1]),
     )
     for events_of in (lifecycle_events, rollback_events, gaming_events, decision_events):
-        assert [event.decision for event in events_of(record, 0, 0)] == [0], events_of.__name__
+        events: list[Any] = list(events_of(record, 0, 0))
+        assert [event.decision for event in events] == [0], events_of.__name__
 
 
 # How episodes end.
@@ -181,6 +190,8 @@ def test_a_host_that_was_rolled_back_is_judged_at_its_own_end():
         val_accuracy=np.array([[0.1, 0.1], [0.2, 0.25], [0.3, 0.9], [0.4, 0.9]]),
     )
     whole, broken = episode_events(record, 0, 0)
+    assert isinstance(whole, EpisodeOutcome)
+    assert isinstance(broken, EpisodeOutcome)
     assert (whole.decisions, whole.metric, whole.rolled_back) == (3, 0.4, False)
     assert whole.seeds == {"fossilized": 1, "pruned": 0, "dropped": 0}
     assert (broken.decisions, broken.metric, broken.rolled_back) == (1, 0.25, True)

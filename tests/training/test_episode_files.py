@@ -38,6 +38,7 @@ def test_what_is_saved_is_read_back(tmp_path):
             assert np.array_equal(getattr(rollout, name).numpy(), saved[name]), name
         assert rollout.action.dtype == torch.int64
         assert np.array_equal(rollout.reward.numpy(), saved["reward"].astype(np.float32))  # not in half precision
+        assert rollout.contribution is not None
         assert np.array_equal(rollout.contribution.numpy(), saved["contribution"].astype(np.float32), equal_nan=True)
         for name in ("base", "slots", "blueprints"):
             assert rollout.observation[name].dtype == torch.float32

@@ -21,6 +21,7 @@ from simic.environment.episodes import EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import HEADS, Action, Op
 from simic.policy.config import PolicyConfig
+from simic.policy.network import FactoredRecurrentActorCritic
 from simic.rewards.schemes import RewardConfig
 from simic.training.build import make_setup
 from simic.training.episodes import (
@@ -51,7 +52,8 @@ def played_alike(one: EpisodeRecord, other: EpisodeRecord) -> bool:
 def test_what_is_played_follows_from_the_job_alone(tiny_task):
     given = common()
     first = play_group(given, JOB)
-    torch.rand(7), np.random.default_rng(0).random(7)
+    torch.rand(7)
+    np.random.default_rng(0).random(7)
     assert played_alike(first, play_group(pickle.loads(pickle.dumps(given)), JOB))
     for other in (JOB._replace(rng_seed=1), JOB._replace(update=4), JOB._replace(group=0)):
         assert not played_alike(first, play_group(given, other))
@@ -82,6 +84,7 @@ def test_groups_take_turns_at_tasks():
 
 def test_weights_are_copies():
     network = make_network(PolicyConfig(hidden_size=8, encoding_size=8))
+    assert isinstance(network, FactoredRecurrentActorCritic)
     weights = PolicyWeights.of(network)
     with torch.no_grad():
         network.op.bias.add_(1.0)
@@ -116,6 +119,7 @@ def test_rewards_are_what_a_host_gains_over_its_twin(tiny_task):
 def test_who_never_grows_gains_nothing(tiny_task):
     setup, weights = common()
     network = weights.network()
+    assert isinstance(network, FactoredRecurrentActorCritic)
     with torch.no_grad():
         network.op.bias[Op.WAIT] = 1e3
     given = setup, PolicyWeights.of(network)

@@ -1,7 +1,6 @@
 """Gaming in real episodes: what is planted becomes an event, healthy growth does not; nothing is said without twins."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from simic.control.heuristic import HeuristicController
 from simic.control.legality import Masks
 from simic.environment.config import EpisodeConfig
 from simic.environment.episodes import EpisodeRecord, decide_by, play
-from simic.environment.host_trainings import HostTrainings
+from simic.environment.host_trainings import HostTrainings, Outcome
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import Stage
 from simic.rewards.schemes import RewardConfig
@@ -61,7 +60,7 @@ def planted(trainings: HostTrainings, *, erase: bool) -> HostTrainings:
     """Hosts that grow one seed, whatever they are told, which then begins to game."""
     step = trainings.step
 
-    def scripted(actions: np.ndarray, masks: Masks) -> Any:
+    def scripted(actions: np.ndarray, masks: Masks | None = None) -> Outcome:
         game(trainings, erase=erase)
         grows = trainings.facts().decision[0] == 0
         action = Action("germinate", "block1", "low_rank", tempo=3) if grows else Action()

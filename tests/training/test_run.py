@@ -156,7 +156,7 @@ def plant_overflowing_memory(run: Run) -> None:
 REST = ("blueprint", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 assert {"op", "slot", "style", *REST} == set(HEADS)
 NO_LIMIT = {"group_size": 4, "ppo": {"target_kl": None, "ppo_epochs": 3}}
-NO_END = {"ppo": {"max_skipped_steps": 1000}}
+NO_END: dict[str, Any] = {"ppo": {"max_skipped_steps": 1000}}
 PLANTS: dict[str, tuple[str, Callable[[Run], None], dict[str, Any]]] = {
     "ratio_explosion": ("", plant_large_steps, NO_LIMIT),
     "ratio_collapse": ("", plant_large_steps, NO_LIMIT),
@@ -371,14 +371,14 @@ def test_a_run_that_is_resumed_equals_one_that_went_on(tmp_path, tiny_task):
 
 @pytest.mark.slow
 def test_the_level_stays_raised_across_a_resume(tmp_path, tiny_task):
-    settings = {"thresholds": {"escalate_updates": 2}, **NO_END}
+    settings: dict[str, Any] = {"thresholds": {"escalate_updates": 2}, **NO_END}
     tiny_run.play_run(tmp_path, plant_nan_gradient, updates=2, **settings)
     tiny_run.play_run(tmp_path, updates=5, resume=True, **settings)
     assert {event.update for event in tiny_run.told(tmp_path, DecisionMade)} == {1, 2, 3}
 
 
 def test_what_is_usual_is_remembered_across_a_resume(tmp_path, tiny_task):
-    settings = {"thresholds": {**JUDGED, "warm_up": 2}}
+    settings: dict[str, Any] = {"thresholds": {**JUDGED, "warm_up": 2}}
 
     def plant(run: Run) -> None:
         def weigh() -> None:
@@ -455,7 +455,7 @@ def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_ta
     assert tiny_run.play_run(tmp_path, resume=True, **others)[0] == 0
 
 
-ANNEALED = {"ppo": {"learning_rate_schedule": "linear", "learning_rate": 1e-3, "anneal_updates": None}}
+ANNEALED: dict[str, Any] = {"ppo": {"learning_rate_schedule": "linear", "learning_rate": 1e-3, "anneal_updates": None}}
 
 
 def rates(path: Path) -> list[float]:
@@ -686,7 +686,7 @@ def test_a_signal_in_any_phase_leaves_a_checkpoint_of_the_last_whole_update(
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path, tiny_task):
-    settings = {"updates": 3, "checkpoint_every": 10}
+    settings: dict[str, Any] = {"updates": 3, "checkpoint_every": 10}
     tiny_run.play_run(tmp_path / "whole", **settings)
     assert tiny_run.play_run(tmp_path / "stopped", stop_in("update"), **settings)[0] == 143
     assert tiny_run.play_run(tmp_path / "stopped", resume=True, **settings)[0] == 0

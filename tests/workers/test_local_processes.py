@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def test_results_of_an_abandoned_stream_are_dropped():
     try:
         stream = pool.stream(2, range(6))
         next(stream)
+        assert isinstance(stream, Generator)
         stream.close()
         assert [result for result, _ in pool.run(3, range(4))] == [1, 3, 9, 27]
     finally:
