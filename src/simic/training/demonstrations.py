@@ -54,7 +54,7 @@ def learn_from_episodes(
     """Train by imitation or IQL. The caller holds the lock of the directory; without one nothing is written."""
     if directory is not None and directory.config.is_file():
         raise RunExistsError(
-            f"{directory.path} holds a run already, and {config.algorithm} cannot resume one: choose another --out"
+            f"{directory.path} already contains a run, and {config.algorithm} cannot resume one: choose another --out"
         )
     began, agent = time.monotonic(), make_agent(config)
     if init is not None:
@@ -95,15 +95,9 @@ def learn_from_episodes(
             agent.save_controller(directory.controller)
         seconds = time.monotonic() - began
         recorder.record(RunFinished(update=len(history), status=status, exit_code=code, seconds=seconds, reason=reason))
-    path = None if directory is None else directory.path
+    ending = {"status": status, "reason": reason, "exit_code": code, "updates": len(history)}
     return TrainingResult(
-        status=status,
-        reason=reason,
-        exit_code=code,
-        updates=len(history),
-        history=history,
-        agent=agent,
-        directory=path,
+        **ending, history=history, agent=agent, directory=None if directory is None else directory.path
     )
 
 
