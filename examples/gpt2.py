@@ -38,9 +38,19 @@ def train(controller, host_epochs: int) -> tuple[GrowableModel, float]:
     """The grown model and its test loss."""
     torch.manual_seed(0)
     train_tokens, validation, test = load_data()
-    sizes = {"vocab_size": len(ALPHABET), "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
-    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    host = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, bos_token_id=None, eos_token_id=None))
+    config = GPT2Config(
+        vocab_size=len(ALPHABET),
+        n_positions=LENGTH,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    host = GPT2LMHeadModel(config)
     model = GrowableModel(host, example_input={"input_ids": train_tokens[:2]})  # 1. wrap
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     scheduler = GrowthScheduler(model, optimizer, controller, evaluate=lambda: evaluate(model, validation))  # 2. plan

@@ -30,9 +30,8 @@ def train(controller, host_epochs: int) -> tuple[GrowableModel, float]:
     """The grown model and its test accuracy."""
     torch.manual_seed(0)
     (train_x, train_y), validation, test = load_data()
-    config = ResNetConfig(
-        num_channels=1, embedding_size=3, hidden_sizes=[3, 6], depths=[1, 1], layer_type="basic", num_labels=10
-    )
+    config = ResNetConfig(num_channels=1, embedding_size=3, hidden_sizes=[3, 6], depths=[1, 1], layer_type="basic")
+    config.num_labels = 10
     host = ResNetForImageClassification(config)
     model = GrowableModel(host, example_input={"pixel_values": train_x[:2]})  # 1. wrap
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

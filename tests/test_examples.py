@@ -23,6 +23,8 @@ EVERY_EXAMPLE = pytest.mark.parametrize("name", ARGUMENTS)
 
 def load_example(name: str):
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -50,21 +50,23 @@ def test_an_average_over_another_structure_is_refused_at_once(grow_first):
 def test_an_average_that_follows_holds_the_seeds_too():
     model = make_model()
     averaged = averaged_copy(model)
-    host = [value.clone() for value in averaged.module.host.parameters()]
+    followed = averaged.module
+    assert isinstance(followed, GrowableModel)
+    host = [value.clone() for value in followed.host.parameters()]
     model.execute(Action("germinate", "2", "mlp"))
     model.tick()
-    averaged.module.follow(model)
+    followed.follow(model)
     at_birth = [value.clone() for value in model.seeds.parameters()]
     move(model)
     averaged.update_parameters(model)
-    for value, before in zip(averaged.module.host.parameters(), host, strict=True):
+    for value, before in zip(followed.host.parameters(), host, strict=True):
         torch.testing.assert_close(value, before + 0.5)
-    for value, before in zip(averaged.module.seeds.parameters(), at_birth, strict=True):
+    for value, before in zip(followed.seeds.parameters(), at_birth, strict=True):
         torch.testing.assert_close(value, before + 0.5)
     move(model, -0.5)
     torch.testing.assert_close(averaged.eval()(X), model.eval()(X))
     model.execute(Action("prune", "2"))
-    averaged.module.follow(model)
+    followed.follow(model)
     averaged.update_parameters(model)
     assert len(list(averaged.parameters())) == len(list(model.parameters()))
 

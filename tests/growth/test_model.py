@@ -122,7 +122,9 @@ class Picky(nn.Module):
 
     def forward(self, x):
         x = self.act(self.encode_text(self.act(self.encode_image(x))))
-        self.rank(x), self.table(x), self.total(x)
+        self.rank(x)
+        self.table(x)
+        self.total(x)
         return x
 
 
@@ -238,7 +240,7 @@ def test_a_copy_of_a_host_with_seeds_is_not_wrapped_again():
 def test_a_submodule_that_was_replaced_behind_a_seed_is_told():
     """As adapters do when they merge: the seed's hook is gone with the old submodule."""
     model = planted(GrowableModel(make_host(), ["2"], example_input=X), "2")
-    model.host[2] = copy.deepcopy(make_host()[2])
+    model.host.set_submodule("2", copy.deepcopy(make_host()[2]))
     with pytest.raises(ValueError, match="the submodule '2' was replaced while a seed grew behind it"):
         model.execute(Action("wait"))
 
@@ -452,12 +454,13 @@ def test_a_name_that_host_and_wrapper_share_is_the_wrapper_s_and_said():
             return "the host's"
 
     host = WithLoss(*make_host())
-    host.lifecycle = "the host's"
+    host.lifecycle = "the host's"  # pyright: ignore[reportArgumentType]
     with pytest.warns(UserWarning, match=r"its own export, lifecycle, loss: .* as model.host.export") as caught:
         model = GrowableModel(host, ["2"], example_input=X)
     assert caught[0].filename == __file__
     assert host.lifecycle == "the host's"
     assert model.loss(lambda: torch.tensor(2.0)) == 2
+    assert isinstance(model.host, WithLoss)
     assert model.host.loss() == "the host's"
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import simic
 from simic import GrowableModel
+from simic.growth.blueprints import BLUEPRINTS
 
 MIXING = ("attention", "causal_conv")
 
@@ -17,7 +19,7 @@ def fix_rng(rng_seed: int = 0) -> None:
     torch.default_generator.manual_seed(rng_seed)
 
 
-def grown(host: nn.Module, example, blueprint: str = "attention", slots="auto") -> GrowableModel:
+def grown(host: nn.Module, example, blueprint: str = "attention", slots: Any = "auto") -> GrowableModel:
     """A model in evaluation mode with fossils of random weights in every slot."""
     model = GrowableModel(host, slots, example_input=example)
     for name in model.slot_names:
@@ -165,7 +167,7 @@ def test_a_decoder_does_not_take_the_mask_of_its_encoder():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("blueprint", MIXING)
 def test_a_sample_of_padding_alone_stays_finite(blueprint, causal):
-    branch = simic.growth.blueprints.BLUEPRINTS[blueprint].build(simic.SlotShape("sequence", 4, causal=causal))
+    branch = BLUEPRINTS[blueprint].build(simic.SlotShape("sequence", 4, causal=causal))
     branch.keep = torch.tensor([[False, False], [False, True]])
     for parameter in branch.parameters():
         nn.init.normal_(parameter)
@@ -245,7 +247,7 @@ def test_an_exported_model_generates_without_a_cache():
         plain = model.export()
     expected = model.generate(TOKENS, max_new_tokens=3, do_sample=False, use_cache=False)
     assert torch.equal(plain.generate(TOKENS, max_new_tokens=3, do_sample=False), expected)  # pyright: ignore
-    assert model.host.config.use_cache, "the host's own settings stay"
+    assert cast(Any, model.host).config.use_cache, "the host's own settings stay"
 
 
 def test_generating_with_a_cache_is_right_where_no_seed_mixes_positions():

@@ -234,8 +234,8 @@ def test_an_output_that_nobody_uses_is_no_slot(slot):
 
 def test_use_is_not_asked_of_hosts_without_gradients():
     class Classifier(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x).argmax(-1)
+        def forward(self, input):
+            return super().forward(input).argmax(-1)
 
     assert told(Classifier(nn.Linear(3, 4), nn.Linear(4, 2)), ["0"], torch.randn(2, 3)) == [("features", (2, 4), None)]
 
@@ -317,8 +317,8 @@ def test_a_bidirectional_recurrent_layer_is_found_as_such():
 class CausalConvolution(nn.Conv1d):
     """Looks back only, as in WaveNet."""
 
-    def forward(self, x):
-        return super().forward(F.pad(x, (2, 0)))
+    def forward(self, input):
+        return super().forward(F.pad(input, (2, 0)))
 
 
 @pytest.mark.parametrize("blueprint", ["attention", "causal_conv"])

@@ -4,7 +4,8 @@ N hosts, S slots; lives are random but legal, played with the real lifecycle.
 """
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[Trans
                 host_parameters=host_parameters,
                 seed_parameters_after=seed_parameters,
                 final=np.full(N, decision == length - 1),
-                rolled_back=decision == end,
+                rolled_back=end == decision,
                 decision=np.full(N, decision),
                 horizon=np.full(N, length),
                 random_guess_loss=np.full(N, 2.3),
@@ -95,7 +96,7 @@ def live(rng_seed: int, length: int = 25, rollbacks: bool = False) -> list[Trans
 def take(facts: Transition, hosts: np.ndarray) -> Transition:
     """The same decision of some hosts, in the order asked for."""
 
-    def pick(value):
+    def pick(value: Any) -> Any:
         if isinstance(value, SlotState):
             return SlotState(**{f.name: getattr(value, f.name)[hosts] for f in fields(SlotState)})
         return value[hosts]
@@ -217,14 +218,11 @@ def test_escrow_leaves_each_seed_with_its_credit_and_removed_seeds_with_nothing(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_episode_that_was_rolled_back_is_worth_its_penalty(scheme):
     facts = live(3)[12]
-    broken = Transition(
-        **{f.name: getattr(facts, f.name) for f in fields(Transition)}
-        | {"rolled_back": np.ones(N, dtype=bool), "earned": np.full(N, 40.0)}
-    )
+    broken = replace(facts, rolled_back=np.ones(N, dtype=bool), earned=np.full(N, 40.0))
     got = compute_reward(broken, RewardConfig(scheme=scheme, rollback_penalty=7.0))
     stage = got.terms.get("stage", 0.0)  # the potential goes back to 0
     np.testing.assert_allclose(got.total, -7.0 - 40.0 + stage)
-    rich = Transition(**{f.name: getattr(broken, f.name) for f in fields(Transition)} | {"earned": np.full(N, 1e9)})
+    rich = replace(broken, earned=np.full(N, 1e9))
     np.testing.assert_allclose(compute_reward(rich, RewardConfig(scale=0.1)).terms["forfeit"], -0.1 * FORFEIT_LIMIT)
 
 

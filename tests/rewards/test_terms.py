@@ -22,12 +22,12 @@ def slots(num_hosts: int = 1, **figures) -> SlotState:
     return made
 
 
-def seed(stage: Stage = Stage.HOLDING, **figures) -> SlotState:
+def seed(stage: Stage = Stage.HOLDING, /, **figures) -> SlotState:
     """A seed that is fully in, in the first slot."""
     return slots(**{"stage": stage, "blueprint": 0, "alpha": 1.0} | figures)
 
 
-def step(before: SlotState | None = None, after: SlotState | None = None, **changes) -> Transition:
+def step(before: SlotState | None = None, after: SlotState | None = None, /, **changes) -> Transition:
     """A decision on one host of 1,000 parameters that stands still at 50 %, with `changes`."""
     figures = {
         "op": Op.WAIT,

@@ -40,6 +40,7 @@ from simic import (
 from simic.control.autogrow import AutoGrowConfig, AutoGrowController
 from simic.control.learned import LearnedController, make_network
 from simic.control.plan import Plan, PlanController
+from simic.lifecycle.stages import Incubation
 from simic.scheduler.parameter_groups import SLOT_KEY
 
 SLOTS = ("a", "b", "c", "d")
@@ -53,7 +54,7 @@ class Run:
     """One way to grow, and what has happened when it is saved."""
 
     controller: str = "heuristic"
-    incubation: str = "direct"
+    incubation: Incubation = "direct"
     optimizer: str = "adamw"
     prelude: str = "none"
 
@@ -63,7 +64,7 @@ class Run:
 
 
 # What is done before the save, and the stages of a, b, c, d that it leaves.
-PRELUDES: dict[str, tuple[list[Action], list[Stage]]] = {
+PRELUDES: dict[str, tuple[list[Action], list[int]]] = {
     "none": ([], [Stage.DORMANT] * 4),
     "one": ([WAIT, Action("germinate", "b", "glu", style="gated")], [0, Stage.BLENDING, 0, 0]),
     "three": (
@@ -468,7 +469,7 @@ def test_models_that_share_an_optimizer_are_restored_by_their_state_dicts():
         for _ in range(decisions):
             torch.manual_seed(int(schedulers[0].facts().decision[0]))
             optimizer.zero_grad()
-            sum(cross_entropy(each.model.train()(X), Y) for each in schedulers).backward()
+            sum((cross_entropy(each.model.train()(X), Y) for each in schedulers), torch.zeros(())).backward()
             optimizer.step()
             for each in schedulers:
                 each.step()
@@ -583,7 +584,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path):
     saved.save(tmp_path / "run")
     fresh.load(tmp_path / "run")
     host = fresh.model.host
-    assert host.head.weight is host.embed.weight
+    assert host.get_parameter("head.weight") is host.get_parameter("embed.weight")
     assert torch.equal(fresh.model(tokens), saved.model(tokens))
     for scheduler in (saved, fresh):
         train(scheduler)
@@ -730,7 +731,9 @@ def test_numbers_that_json_lacks_survive(tmp_path):
     scheduler.save(tmp_path / "run")
     fresh = make_scheduler(Run(), rates=[RATES["ReduceLROnPlateau"]])
     fresh.load(tmp_path / "run")
-    assert fresh.lr_schedulers[0].best == math.inf
+    (plateau,) = fresh.lr_schedulers
+    assert isinstance(plateau, lr_scheduler.ReduceLROnPlateau)
+    assert plateau.best == math.inf
     assert math.isnan(fresh.state_dict()["history"]["val_accuracy"][0])
     assert snapshot(fresh) == snapshot(scheduler)
 

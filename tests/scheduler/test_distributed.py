@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -51,7 +52,7 @@ def rank_of_two(rank: int, port: int) -> None:
     """Build before and after the group exists, plain and wrapped; prints what is refused, in words."""
     model = make_model()
     early = make_scheduler(model)
-    store = distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
+    store = TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     train(DistributedDataParallel(model), early.optimizer)
     calls = {
@@ -80,7 +81,7 @@ def test_two_ranks_are_refused_at_construction_and_at_every_step():
 
 @pytest.fixture
 def group_of_one():
-    store = distributed.HashStore()
+    store = HashStore()
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from simic import GrowableModel, LifecycleConfig
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import legal_ops
+from simic.lifecycle.stages import Incubation
 from simic.scheduler.parameter_groups import ParameterGroups
 
 X = torch.linspace(-1, 1, 24).view(8, 3)
@@ -24,7 +25,7 @@ Y = torch.arange(8) % 2
 class Life:
     """A model in training, and what it did right after each moment that was kept."""
 
-    def __init__(self, incubation: str) -> None:
+    def __init__(self, incubation: Incubation) -> None:
         torch.manual_seed(0)
         layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 4), nn.Linear(4, 2)]
         rules = LifecycleConfig(incubation=incubation, embargo_decisions=1)

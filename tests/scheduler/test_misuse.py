@@ -4,10 +4,12 @@ import random
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.growth import seed_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam
@@ -37,11 +39,12 @@ def make_model(host=None) -> GrowableModel:
     return GrowableModel(host or make_host(), ["2"], example_input=X)
 
 
-def make_scheduler(controller="wait", model=None, **settings) -> GrowthScheduler:
+def make_scheduler(controller: Any = "wait", model=None, **settings: Any) -> GrowthScheduler:
     model = model or make_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     evaluate = lambda: {"val_loss": float(cross_entropy(model(X), Y))}  # noqa: E731
-    return GrowthScheduler(model, optimizer, controller, **({"evaluate": evaluate} | settings))
+    settings = {"evaluate": evaluate} | settings
+    return GrowthScheduler(model, optimizer, controller, **settings)
 
 
 def train(scheduler, batches=2) -> None:
@@ -305,7 +308,13 @@ def test_slots_without_growth_change_nothing_draw_for_draw(name, controller):
         scheduler = GrowthScheduler(model, optimizer, controller, evaluate=evaluate, horizon=4)
         if controller != "wait":  # what decides is built and asked, but told to wait
             act = scheduler.controller.act
-            scheduler.controller.act = lambda facts: act(facts) * 0
+
+            def wait(facts):
+                rows = act(facts)
+                assert isinstance(rows, np.ndarray)
+                return rows * 0
+
+            scheduler.controller.act = wait
         return model, (optimizer, scheduler)
 
     assert run_plain(make, wrapped) == run_plain(make, lambda host: (host, None))
@@ -345,6 +354,7 @@ def test_modules_around_the_model_are_evaluated_in_evaluation_mode_and_put_back(
     for _ in range(3):
         cross_entropy(outer(X), Y).backward()
         optimizer.step()
+        assert outer.norm.running_mean is not None
         statistics = outer.norm.running_mean.clone()
         scheduler.step()
         assert torch.equal(outer.norm.running_mean, statistics)
@@ -393,8 +403,12 @@ def test_inference_in_another_thread_never_sees_seeds_switched_off():
     scheduler = make_scheduler(model=model)
     model.plant("2", "mlp")
     model.slot_state.stage[0, 0] = Stage.HOLDING  # a live seed that speaks
+    branch = seed_of(model, "2").branch
+    assert isinstance(branch, nn.Sequential)
+    last = branch[-1]
+    assert isinstance(last, nn.Linear)
     with torch.no_grad():
-        nn.init.ones_(model.seed("2").branch[-1].weight)
+        nn.init.ones_(last.weight)
     answers, own = [], []
 
     def ask(into):
@@ -434,7 +448,7 @@ def test_an_evaluation_in_another_thread_is_told_that_it_measures_nothing():
 def test_two_threads_may_switch_the_same_seed():
     model = make_model().eval()
     model.plant("2", "mlp")
-    seed = model.seed("2")
+    seed = seed_of(model, "2")
     seen = {}
 
     def look(name, alpha, entered, leave):

@@ -3,10 +3,12 @@
 import copy
 import gc
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.growth import seed_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adagrad, Adam, AdamW
@@ -71,7 +73,7 @@ def poison(module, value=math.nan) -> None:
         next(module.parameters()).fill_(value)
 
 
-def frozen(value):
+def frozen(value: Any) -> Any:
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.detach().numpy().tobytes()
     if isinstance(value, dict):
@@ -253,7 +255,7 @@ def test_a_broken_seed_behind_the_host_is_no_broken_host():
     scheduler = make_scheduler(Action("germinate", "0", "mlp"))
     live(scheduler, 2)
     scheduler.model.slot_state.alpha[:] = 0
-    scheduler.model.seed("0").alpha = 0.0
+    seed_of(scheduler.model, "0").alpha = 0.0
     train(scheduler)
     poison(scheduler.model.seed("0"))
     assert scheduler.step().verdict == Verdict.OK
@@ -330,7 +332,7 @@ def test_models_that_share_an_optimizer_restore_their_own():
 
     def step():
         optimizer.zero_grad()
-        sum(cross_entropy(model(X), Y) for model in models).backward()
+        sum((cross_entropy(model(X), Y) for model in models), torch.zeros(())).backward()
         optimizer.step()
 
     for _ in range(2):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.growth import seed_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
@@ -74,7 +75,7 @@ def test_a_seed_gets_one_group_like_that_of_its_surroundings(make_optimizer):
         germinate(model, groups, slot)
         added, template = optimizer.param_groups[-1], host_groups[index]
         assert added[SLOT_KEY] == slot
-        assert {id(p) for p in added["params"]} == {id(p) for p in model.seed(slot).parameters()}
+        assert {id(p) for p in added["params"]} == {id(p) for p in seed_of(model, slot).parameters()}
         assert same_entries(added, template, set(template) - {"params", "param_names"})
         train_step(model, optimizer)
     assert len(optimizer.param_groups) == len(host_groups) + 2
@@ -94,7 +95,7 @@ def test_two_groups_by_hand():
 
 def test_a_host_part_that_is_not_trained_takes_the_first_group():
     model = make_model()
-    optimizer = SGD(model.host[2].parameters(), lr=0.3)
+    optimizer = SGD(model.host.get_submodule("2").parameters(), lr=0.3)
     groups = ParameterGroups(model, optimizer, [])
     germinate(model, groups, "0")
     assert optimizer.param_groups[1]["lr"] == 0.3
@@ -111,7 +112,7 @@ def test_a_prune_leaves_nothing_in_the_optimizer(make_optimizer):
         slot = "01"[cycle % 2]
         germinate(model, groups, slot, style="gated")
         train_step(model, optimizer)
-        assert len(optimizer.state) == 6 + len(list(model.seed(slot).parameters()))
+        assert len(optimizer.state) == 6 + len(list(seed_of(model, slot).parameters()))
         prune(model, groups, slot)
         assert len(optimizer.state) == len(optimizer.state_dict()["state"]) == 6  # three layers of weight and bias
         assert set(optimizer.state) == set(model.host.parameters())
@@ -150,12 +151,14 @@ def test_a_gate_comes_and_goes_while_the_others_keep_their_momentum(make_optimiz
     for _ in range(3):
         model.tick()
     train_step(model, optimizer)
-    group, branch = optimizer.param_groups[-1], list(model.seed("0").branch.parameters())
+    group, branch = optimizer.param_groups[-1], list(seed_of(model, "0").branch.parameters())
     momentum = copy.deepcopy([optimizer.state[p] for p in branch])
 
     model.execute(Action("set_alpha_target", "0", style="gated"))
     groups.sync()
-    gate = list(model.seed("0").gate.parameters())
+    new_gate = seed_of(model, "0").gate
+    assert new_gate is not None
+    gate = list(new_gate.parameters())
     assert [id(p) for p in group["params"]] == [id(p) for p in (*branch, *gate)]
     assert len(group.get("param_names", group["params"])) == len(group["params"])
     assert str([optimizer.state[p] for p in branch]) == str(momentum)
@@ -179,7 +182,7 @@ def test_an_optimizer_built_from_a_grown_model_keeps_seeds_apart():
     host, seed = optimizer.param_groups
     assert {id(p) for p in host["params"]} == {id(p) for p in model.host.parameters()}
     assert host["param_names"] == [name for name, _ in model.named_parameters() if name.startswith("host.")]
-    assert {id(p) for p in seed["params"]} == {id(p) for p in model.seed("1").parameters()}
+    assert {id(p) for p in seed["params"]} == {id(p) for p in seed_of(model, "1").parameters()}
     train_step(model, optimizer)
 
 
@@ -222,7 +225,8 @@ def test_two_models_on_one_optimizer_leave_each_other_alone(slots):
 
 def test_a_seed_takes_a_rate_of_its_own_host():
     first, second = make_model(), make_model()
-    optimizer = SGD([{"params": first.parameters(), "lr": 0.3}, {"params": second.host[2].parameters()}], lr=0.1)
+    last = second.host.get_submodule("2")
+    optimizer = SGD([{"params": first.parameters(), "lr": 0.3}, {"params": last.parameters()}], lr=0.1)
     germinate(second, ParameterGroups(second, optimizer, []), "0")  # whose submodule is not trained
     assert optimizer.param_groups[2]["lr"] == 0.1
 
@@ -311,7 +315,7 @@ SCHEDULERS = {
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.5, 6), lr_scheduler.LambdaLR(o, lambda step: 0.9**step)], optimizer=o
     ),
-    "SWALR": lambda o: SWALR(o, swa_lr=[0.05, 0.02], anneal_epochs=8),
+    "SWALR": lambda o: SWALR(o, swa_lr=[0.05, 0.02], anneal_epochs=8),  # pyright: ignore[reportArgumentType]
     "SWALR linear": lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=8, anneal_strategy="linear"),
 }
 EVERY_SCHEDULER = pytest.mark.parametrize("make_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
@@ -450,7 +454,7 @@ def layer_wise(model) -> list[dict]:
 def settings_of(model, optimizer, slot) -> dict[str, tuple[float, float]]:
     """Learning rate and weight decay of every parameter of a seed, by name; each stands in one group."""
     found = {}
-    for name, parameter in model.seed(slot).named_parameters():
+    for name, parameter in seed_of(model, slot).named_parameters():
         (group,) = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
         assert group[SLOT_KEY] == slot
         found[name] = (group["lr"], group["weight_decay"])
@@ -466,7 +470,7 @@ def test_biases_and_norms_of_seeds_are_exempt_where_the_hosts_are(slot):
         model.execute(Action("germinate", slot, "mlp", style="gated"))
         groups.sync()
         decays = settings_of(model, optimizer, slot)
-        for name, parameter in model.seed(slot).named_parameters():
+        for name, parameter in seed_of(model, slot).named_parameters():
             assert decays[name] == (0.01, 0.1 if parameter.ndim > 1 else 0.0), name
         assert len(optimizer.param_groups) == 4
         train_step(model, optimizer)
@@ -496,10 +500,10 @@ def test_norms_may_be_exempt_while_biases_are_not():
         model.execute(Action("germinate", slot, blueprint))
         groups.sync()
     assert set(settings_of(model, optimizer, "1.linear").values()) == {(0.01, 0.1)}
-    of_norms = [m for m in model.seed("2.linear").modules() if "Norm" in type(m).__name__]
+    of_norms = [m for m in seed_of(model, "2.linear").modules() if "Norm" in type(m).__name__]
     exempt = {id(p) for m in of_norms for p in m.parameters()}
     assert exempt
-    for name, parameter in model.seed("2.linear").named_parameters():
+    for name, parameter in seed_of(model, "2.linear").named_parameters():
         assert settings_of(model, optimizer, "2.linear")[name][1] == (0.0 if id(parameter) in exempt else 0.1)
 
 
@@ -513,7 +517,7 @@ def test_rates_of_layers_and_their_exemptions_are_followed(slot, rate):
     model.execute(Action("germinate", slot, "mlp"))
     groups.sync()
     found = settings_of(model, optimizer, slot)
-    for name, parameter in model.seed(slot).named_parameters():
+    for name, parameter in seed_of(model, slot).named_parameters():
         if parameter.ndim > 1:
             assert found[name] == (pytest.approx(rate), 0.1)
         elif slot != "0":
@@ -524,7 +528,8 @@ def test_rates_of_layers_and_their_exemptions_are_followed(slot, rate):
 
 def test_a_layer_without_biases_in_a_group_of_its_own_says_nothing_about_them():
     model = make_blocks()
-    own, rest = model.host[0].parameters(), [p for part in model.host[1:] for p in part.parameters()]
+    first, *others = model.host.children()
+    own, rest = first.parameters(), [p for part in others for p in part.parameters()]
     optimizer = SGD([{"params": own, "lr": 0.5}, {"params": rest, "lr": 0.1}], lr=1.0)
     groups = ParameterGroups(model, optimizer, [])
     model.execute(Action("germinate", "0", "mlp"))
@@ -558,7 +563,7 @@ def test_groups_of_an_older_checkpoint_are_loaded_and_then_divided():
     model.execute(Action("germinate", "1.linear", "mlp"))
     model.tick()
     # As it was written then: everything behind the weights' group, in the order of parameters.
-    seed = model.seed("1.linear")
+    seed = seed_of(model, "1.linear")
     optimizers[0].add_param_group(
         {"params": list(seed.parameters()), "weight_decay": 0.1, SLOT_KEY: "1.linear", "simic_order": 1}
     )
@@ -569,7 +574,7 @@ def test_groups_of_an_older_checkpoint_are_loaded_and_then_divided():
     groups[1].sync()
     found = settings_of(twin, optimizers[1], "1.linear")
     assert [decay for _, decay in found.values()] == [0.1 if p.ndim > 1 else 0.0 for p in seed.parameters()]
-    for ours, theirs in zip(seed.parameters(), twin.seed("1.linear").parameters(), strict=True):
+    for ours, theirs in zip(seed.parameters(), seed_of(twin, "1.linear").parameters(), strict=True):
         assert torch.equal(optimizers[0].state[ours]["exp_avg"], optimizers[1].state[theirs]["exp_avg"])
     train_step(twin, optimizers[1])
 

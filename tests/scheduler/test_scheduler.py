@@ -2,10 +2,12 @@
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.growth import seed_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS, SGD
@@ -17,7 +19,7 @@ IMAGES = torch.linspace(-1, 1, 4 * 36).view(4, 1, 6, 6)
 LABELS = torch.tensor([0, 1, 0, 1])
 
 
-def make_model(**rules) -> GrowableModel:
+def make_model(**rules: Any) -> GrowableModel:
     """A convolution and two linear layers, with batch norm and dropout; slots of two topologies."""
     torch.manual_seed(0)
     host = nn.Sequential(
@@ -216,7 +218,10 @@ def test_gradient_norms_are_means_over_the_steps_of_a_host_epoch():
     for shift in (0.0, 1.0, 3.0):
         scheduler.optimizer.zero_grad()
         (cross_entropy(model(IMAGES + shift), LABELS) * (1 + shift)).backward()
-        gradients = [p.grad.flatten().double() for p in model.seed("body").parameters()]
+        gradients = []
+        for parameter in seed_of(model, "body").parameters():
+            assert parameter.grad is not None
+            gradients.append(parameter.grad.flatten().double())
         norms.append(math.sqrt(sum(float(g @ g) for g in gradients)))
         scheduler.optimizer.step()
     scheduler.step()
@@ -227,9 +232,9 @@ def test_gradient_norms_are_means_over_the_steps_of_a_host_epoch():
     scheduler.step()
     assert np.isfinite(model.slot_state.gradient_norm[0, 1])
     assert model.slot_state.gradient_norm[0, 1] != pytest.approx(sum(norms) / 3, rel=1e-2)
-    model.seed("body").requires_grad_(False)
+    seed_of(model, "body").requires_grad_(False)
     train_epoch(scheduler)
-    for parameter in model.seed("body").parameters():
+    for parameter in seed_of(model, "body").parameters():
         parameter.grad = None
     scheduler.step()  # a host epoch in which the seed learned nothing
     assert math.isnan(model.slot_state.gradient_norm[0, 1])
@@ -250,7 +255,7 @@ def test_evaluation_leaves_modes_random_streams_and_statistics_alone(incubation)
         train_epoch(scheduler)
         scheduler.step()
     train_epoch(scheduler)
-    model.host.stem[1].eval()  # a frozen batch norm in a network that trains
+    model.host.get_submodule("stem.1").eval()  # a frozen batch norm in a network that trains
     modes = [part.training for part in model.modules()]
     weights, stream = frozen(dict(model.host.state_dict(prefix="host."))), torch.get_rng_state()
     scheduler.step()
@@ -408,7 +413,7 @@ def test_one_learning_rate_scheduler_needs_no_list():
 class HalfSaved(Says):
     """Remembers, but cannot be reminded."""
 
-    load_state_dict = property()
+    load_state_dict = property()  # pyright: ignore[reportAssignmentType]
 
 
 @pytest.mark.parametrize(
@@ -603,7 +608,7 @@ def test_a_broken_seed_in_training_does_not_pass_for_a_broken_host():
         scheduler.step()
     train_epoch(scheduler)
     with torch.no_grad():
-        next(model.seed("body").parameters()).fill_(math.nan)
+        next(seed_of(model, "body").parameters()).fill_(math.nan)
     scheduler.step()  # the host itself is well
     assert not model.slot_state.contribution[0, 1] > 0
 
@@ -615,7 +620,8 @@ def test_a_seed_with_an_infinite_gradient_can_still_be_saved():
     scheduler.step()
     scheduler.optimizer.zero_grad()
     cross_entropy(model(IMAGES), LABELS).backward()
-    for parameter in model.seed("body").parameters():
+    for parameter in seed_of(model, "body").parameters():
+        assert parameter.grad is not None
         parameter.grad.fill_(math.inf)
     scheduler.optimizer.step()
     scheduler.step()

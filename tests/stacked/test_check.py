@@ -6,6 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from helpers.growth import seed_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
@@ -36,30 +37,42 @@ def stack(make_host, *, slots=SLOTS, example_input=X, rng_seeds=RNG_SEEDS, loss=
 
 
 class ConstantLogits(nn.Sequential):
-    def forward(self, x):
-        return 0 * super().forward(x)
+    def forward(self, input):
+        return 0 * super().forward(input)
 
 
 class Skip(nn.Sequential):
-    def forward(self, x):
-        h = self.stem(x)
+    stem: nn.Linear
+    block1: nn.Module
+    head: nn.Module
+
+    def forward(self, input):
+        h = self.stem(input)
         return self.head(h + self.block1(h))
 
 
 class Detached(nn.Sequential):
     """The right output, and another gradient."""
 
-    def forward(self, x):
-        h = self.block1(self.stem(x))
+    stem: nn.Linear
+    block1: nn.Module
+    head: nn.Module
+
+    def forward(self, input):
+        h = self.block1(self.stem(input))
         return self.head((h + h.detach()) / 2)
 
 
 class Around(nn.Sequential):
     """The right output and gradient, but a seed behind the stem would have no effect."""
 
-    def forward(self, x):
-        self.stem(x)
-        return self.head(self.block1(F.linear(x, self.stem.weight, self.stem.bias)))
+    stem: nn.Linear
+    block1: nn.Module
+    head: nn.Module
+
+    def forward(self, input):
+        self.stem(input)
+        return self.head(self.block1(F.linear(input, self.stem.weight, self.stem.bias)))
 
 
 class First(nn.Module):
@@ -78,8 +91,8 @@ class Scaled(nn.Sequential):
         super().__init__(parts)
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, x):
-        return super().forward(x) * self.scale
+    def forward(self, input):
+        return super().forward(input) * self.scale
 
 
 class OfInstance(nn.Module):
@@ -126,8 +139,11 @@ def frozen():
 
 
 def hooked_root():
+    def double(module, arguments, output):
+        return 2 * output
+
     whole = host()()
-    whole.register_forward_hook(lambda module, arguments, output: 2 * output)
+    whole.register_forward_hook(double)
     return whole
 
 
@@ -199,7 +215,7 @@ def test_what_cannot_be_stacked_is_refused_in_one_line(case, rng_seeds):
 
 def tied():
     whole = host(head=lambda: nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 2)))()
-    whole.head[0].weight = whole.block1.weight
+    whole.get_submodule("head.0").weight = whole.get_parameter("block1.weight")
     return whole
 
 
@@ -217,7 +233,7 @@ def hooked():
 
 def own_forward():
     layer = nn.Linear(6, 6)
-    layer.forward = lambda x: x + F.linear(x, layer.weight, layer.bias)
+    layer.forward = lambda input: input + F.linear(input, layer.weight, layer.bias)
     return layer
 
 
@@ -236,8 +252,12 @@ def reused():
 
 
 class InOrder(nn.Sequential):
-    def forward(self, x):
-        return self.head(self.block1(self.stem(x)))
+    stem: nn.Linear
+    block1: nn.Module
+    head: nn.Module
+
+    def forward(self, input):
+        return self.head(self.block1(self.stem(input)))
 
 
 ACCEPTED = {
@@ -517,6 +537,6 @@ def test_a_blueprint_that_can_is_checked_without_a_trace(name, own_names):
     assert stacked.slot_state.occupied[:, 0].all()
     model = GrowableModel(host()(), SLOTS, example_input=X, rng_seed=RNG_SEEDS[1])
     model.execute(rows[1])
-    weights = nn.utils.parameters_to_vector(model.seed("stem").branch.parameters())
+    weights = nn.utils.parameters_to_vector(seed_of(model, "stem").branch.parameters())
     (group,) = stacked.groups.values()
     assert torch.equal(group.matrices["branch"].rows[1], weights)

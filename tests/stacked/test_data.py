@@ -1,5 +1,7 @@
 """Batches of N hosts: every host sees its own data in its own order, whoever else is there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ def shuffled(seed: int):
     """The same data set with other targets."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(DATA.train_y), generator=generator)
-    return type(DATA)(**(vars(DATA) | {"train_y": DATA.train_y[order]}))
+    return replace(DATA, train_y=DATA.train_y[order])
 
 
 def epoch(data: StackedData) -> tuple[torch.Tensor, torch.Tensor]:

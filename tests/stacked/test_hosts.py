@@ -57,7 +57,7 @@ class Alone:
 
     def follow(self):
         wanted = {None: list(self.model.host.parameters())}
-        wanted |= {s: list(self.model.seed(s).parameters()) for s in SLOTS if self.model.seed(s)}
+        wanted |= {s: list(seed.parameters()) for s in SLOTS if (seed := self.model.seed(s))}
         for key, parameters in wanted.items():
             known = self.optimizers.get(key)
             kept = known.state if known else {}

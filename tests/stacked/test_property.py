@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
@@ -60,6 +60,8 @@ class Counting(nn.Module):
 class Running(nn.Module):
     """Subtracts a running mean, as batch statistics do."""
 
+    mean: Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(()))
@@ -79,21 +81,21 @@ class Pool(nn.Module):
 
 
 class InOrder(nn.Sequential):
-    def forward(self, x):
+    def forward(self, input):
         for part in self.children():
-            x = part(x)
-        return x
+            input = part(input)
+        return input
 
 
 class Constant(nn.Sequential):
-    def forward(self, x):
-        return 0 * super().forward(x)
+    def forward(self, input):
+        return 0 * super().forward(input)
 
 
 class Skipping(nn.Sequential):
-    def forward(self, x):
+    def forward(self, input):
         first, *between, last = self.children()
-        h = out = first(x)
+        h = out = first(input)
         for part in between:
             out = part(out)
         return last(out + h)
@@ -102,11 +104,11 @@ class Skipping(nn.Sequential):
 class Cut(nn.Sequential):
     """The right output with another gradient."""
 
-    def forward(self, x):
+    def forward(self, input):
         *parts, last = self.children()
         for part in parts:
-            x = part(x)
-        return last(x.detach())
+            input = part(input)
+        return last(input.detach())
 
 
 ROOTS = {nn.Sequential: True, InOrder: True, Constant: False, Skipping: False, Cut: False}
@@ -172,7 +174,7 @@ class Recipe:
             kinds = [lambda: nn.LayerNorm(WIDTH), lambda: nn.RMSNorm(WIDTH), lambda: nn.LayerNorm(WIDTH, bias=False)]
             batch = nn.BatchNorm1d if self.kind == "features" else None
             if self.kind in ("sequence", "tokens"):
-                kinds.append(lambda: nn.LayerNorm((5, WIDTH)))
+                kinds.append(lambda: nn.LayerNorm([5, WIDTH]))
         else:
             instance, batch = ((nn.InstanceNorm1d, nn.BatchNorm1d), (nn.InstanceNorm2d, nn.BatchNorm2d))[dims - 1]
             kinds = [lambda: nn.GroupNorm(2, WIDTH), lambda: nn.GroupNorm(1, WIDTH, affine=False), lambda: instance(4)]
@@ -184,7 +186,9 @@ class Recipe:
 
     def make_host(self):
         segments, root = self.parts
-        built = OrderedDict((name, nn.Sequential(*(layer() for layer in layers))) for name, layers in segments.items())
+        built = OrderedDict[str, nn.Module]()
+        for name, layers in segments.items():
+            built[name] = nn.Sequential(*(layer() for layer in layers))
         built["head"] = nn.Sequential(Pool(self.kind), nn.Linear(WIDTH, CLASSES))
         return root(built).to(self.dtype)
 

@@ -383,7 +383,8 @@ def test_settings_that_differ_name_both_values(path):
 
 
 def test_settings_are_kept_as_json_reads_them(tmp_path):
-    loaded = load_checkpoint(save_checkpoint(tmp_path, 0, {}, about={10: "ten", 9: (1, 2)}))
+    about = {10: "ten", 9: (1, 2)}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 0, {}, about=about))  # pyright: ignore[reportArgumentType]
     assert loaded.about == {"10": "ten", "9": [1, 2]}
     check_about(loaded, {9: [1, 2]})  # pyright: ignore[reportArgumentType]
 

@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ KINDS = {
 
 
 @pytest.fixture(params=KINDS)
-def odd(request, tmp_path) -> Path:
+def odd(request, tmp_path) -> Iterator[Path]:
     """Something that is not a regular file, beside a file that must not change."""
     (tmp_path / "target").write_text("the user's file")
     KINDS[request.param](tmp_path / "odd")

@@ -24,7 +24,8 @@ def test_tasks_fit_together(name, split):
         host = task.make_host()
         segments = [segment for segment, _ in host.named_children()]
         assert list(task.slots) == segments[: len(task.slots)]
-        assert task.traits["depth"] == len(segments) - 1 >= len(task.slots) == task.traits["num_slots"] >= 1
+        assert task.traits["depth"] == len(segments) - 1 >= len(task.slots) >= 1
+        assert task.traits["num_slots"] == len(task.slots)
         x, y = task.draw(rng_seed).data.split("train")
         assert host(x[:3]).shape == (3, task.data.num_classes)
         task.loss(host(x[:3]), y[:3]).backward()
@@ -120,13 +121,13 @@ def test_families_are_found_by_name():
 
 
 def family_of(**ranges: tuple[Ranges, ...]) -> TaskFamily:
-    return TaskFamily(ranges=ranges)
+    return TaskFamily(ranges=ranges)  # pyright: ignore[reportArgumentType]
 
 
 def test_bad_arguments_are_refused():
     ranges = MLP.ranges
     with pytest.raises(ValueError, match="split must be one of train, validation, held_out, got 'test'"):
-        find_task("mlp", split="test")
+        find_task("mlp", split="test")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="rng_seed must not be negative, got -1"):
         find_task("mlp", rng_seed=-1)
     with pytest.raises(ValueError, match="a family needs ranges for train, validation, held_out, got train"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from simic.tasks.hosts import conv_host, mlp_host, plain_mlp_host, slot_names, transformer_host
+from simic.tasks.hosts import TransformerBlock, conv_host, mlp_host, plain_mlp_host, slot_names, transformer_host
 
 HOSTS = pytest.mark.parametrize(
     ("make", "shape"),
@@ -91,6 +91,7 @@ def test_a_transformer_knows_the_order_of_the_past():
 def test_attention_agrees_with_torch():
     torch.manual_seed(0)
     block = transformer_host(11, 10, 8, 1).get_submodule("block1")
+    assert isinstance(block, TransformerBlock)
     qkv = torch.randn(2, 10, 24)
     q, k, v = (part.reshape(2, 10, 4, 2).transpose(1, 2) for part in qkv.split(8, dim=-1))
     expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -47,13 +48,18 @@ def test_difficulties_differ_from_host_to_host():
     assert {trait["turns"] for trait in traits} == {0.0, 0.5, 1.0, 1.5, 2.0}
 
 
+def numpy_state() -> torch.Tensor:
+    state = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())  # noqa: NPY002
+    return torch.tensor(state[1].astype(int))
+
+
 def test_drawing_leaves_every_global_generator_alone():
     task = replace(make_task("teacher-mlp"), variation=replace(make_task("teacher-mlp").variation, label_noise=(0.3,)))
-    states = [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(int))]  # noqa: NPY002
+    states = [torch.get_rng_state(), numpy_state()]
     state = random.getstate()
     task.draw(0)
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert torch.equal(torch.tensor(np.random.get_state()[1].astype(int)), states[1])  # noqa: NPY002
+    assert torch.equal(numpy_state(), states[1])
     assert random.getstate() == state
 
 

@@ -43,7 +43,7 @@ def experienced(**thresholds: Any) -> AnomalyDetector:
     return detector
 
 
-def seen(detector: AnomalyDetector, places: dict[str, str] | None = None, **changes: float) -> list[tuple[str, str]]:
+def seen(detector: AnomalyDetector, places: dict[str, str] | None = None, /, **changes: float) -> list[tuple[str, str]]:
     figures = HEALTHY | {name.replace("__", "/"): value for name, value in changes.items()}
     return [(anomaly.name, anomaly.where) for anomaly in detector.check(9, figures, places)]
 

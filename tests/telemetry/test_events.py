@@ -157,7 +157,7 @@ def test_numpy_numbers_and_stages_are_taken():
         old_stage=Stage.TRAINING,  # pyright: ignore[reportArgumentType]
         new_stage="blending",
         reason="advance",
-        readiness={"age": np.float32(3), "norm": np.float64(-np.inf)},
+        readiness={"age": np.float32(3), "norm": np.float64(-np.inf)},  # pyright: ignore[reportArgumentType]
     )
     back = from_json(to_json(event))
     assert isinstance(back, LifecycleChange)

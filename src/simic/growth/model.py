@@ -61,7 +61,7 @@ class GrowableModel(nn.Module):
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
-        self.rng_seed = rng_seed
+        self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
         self.register_state_dict_pre_hook(check_copy)
