@@ -10,7 +10,7 @@ import pytest
 
 import simic
 from simic.storage.bundle import load_bundle
-from simic.telemetry.events import LifecycleChange, RunStarted, Update
+from simic.telemetry.events import Update
 from simic.telemetry.reader import read_events
 
 PLUGIN = '''
@@ -31,7 +31,7 @@ def my_task():
     return simic.Task(
         data=simic.Data(**splits, num_classes=2),
         make_host=lambda: nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)),
-        slots=("1",),
+        slots=("0", "1"),
         batch_size=16,
         learning_rate=0.01,
     )
@@ -110,7 +110,10 @@ def test_everything_that_a_plugin_adds_is_trained_with_and_evaluated_by_name(her
     evaluated = run_simic(here, "evaluate", "--plugin", "my_module", *EVALUATE)
     assert evaluated.returncode == 0, evaluated.stderr
     results = json.loads((here / "ev" / "results.json").read_text())
-    assert {label: about["kind"] for label, about in results["controllers"].items()} == {"mine": "mine", "run": "learned"}
+    assert {label: about["kind"] for label, about in results["controllers"].items()} == {
+        "mine": "mine",
+        "run": "learned",
+    }
     assert results["controllers"]["mine"]["description"] == "Plants one branch at once."
     played = [(episode["controller"], episode["task"], episode["rng_seed"]) for episode in results["episodes"]]
     assert played == [(label, "mine", seed) for label in ("mine", "run") for seed in (0, 1)]
