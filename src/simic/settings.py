@@ -11,7 +11,7 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -145,11 +145,11 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name} must be {getattr(hint, '__name__', hint)}, got {_short(value)}")
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> Any:
+def check_choice(name: str, value: Any, choices: Iterable[str], *, hint: Callable[..., str] = nearest) -> Any:
     """The value, if it is one of the choices; an error names the nearest one."""
     choices = list(choices)
     if value not in choices:
-        raise ValueError(f"{name} has no choice {_short(value)}; {nearest(str(value), choices)}")
+        raise ValueError(f"{name} has no choice {_short(value)}; {hint(str(value), choices)}")
     return value
 
 

@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from simic.plugins import load_plugins
-from simic.registry import nearest
+from simic.registry import nearest, nearest_entry
 from simic.settings import Setting, check_choice, check_value, is_table, plain_type, settings_of
 
 Command = TypeVar("Command")
@@ -111,7 +111,9 @@ class Flag(NamedTuple):
             with suppress(ValueError):  # what is no number is refused below
                 given = self.kind(given)
         value = check_value(self.text, given, self.kind)
-        return check_choice(self.text, value, self.choices) if self.choices else value
+        is_registered = "choices" in self.setting.metadata and self.field != self.setting.name
+        hint = nearest_entry if is_registered else nearest
+        return check_choice(self.text, value, self.choices, hint=hint) if self.choices else value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,6 +123,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> Command:
     """A command from its arguments. --help and --help-all print and exit."""
+    _load_plugins(command, args)  # first: flags list the names that they register
     flags = _flags(command, show_all="--help-all" in args)
     args = [_normalized(arg, flags) for arg in args]
     flags += _entry_flags(args, flags)
@@ -140,14 +143,20 @@ def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> 
         near = nearest(name.lstrip("-"), [flag.text.lstrip("-") for flag in flags])
         raise ValueError(f"{prog} has no flag {name}; {near if len(flags) < 40 else near.partition('valid ones')[0]}")
     given = vars(namespace)
-    if any(flag.text == PLUGIN["flag"] for flag in flags):
-        load_plugins(given.get(PLUGIN["flag"], ()))
     values: dict[str, Any] = {}
     for flag in flags:
         if flag.text in given:
             target = values if flag.field == flag.setting.name else values.setdefault(flag.field, {})
             target[flag.setting.name] = flag.read(given[flag.text])
     return command(**values)
+
+
+def _load_plugins(command: type, args: Sequence[str]) -> None:
+    for own in settings_of(command):
+        if own.metadata.get("flag") == PLUGIN["flag"]:
+            parser = _Parser(allow_abbrev=False, add_help=False)
+            Flag(PLUGIN["flag"], own, own.name).add_to(parser)
+            load_plugins(vars(parser.parse_known_args(args)[0]).get(PLUGIN["flag"], ()))
 
 
 def _flags(command: type, *, show_all: bool) -> list[Flag]:

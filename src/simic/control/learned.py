@@ -41,9 +41,10 @@ MAX_BYTES = 2**28
 def make_network(config: PolicyConfig | None = None) -> ActorCritic:
     """An untrained network of the config's policy for the observations of `control.observation`."""
     spec, config = ObservationSpec(), config or PolicyConfig()
-    network = POLICIES[config.network](spec.base, spec.slot, spec.blueprint, config)
+    with POLICIES.running(config.network):
+        network = POLICIES[config.network](spec.base, spec.slot, spec.blueprint, config)
     if not isinstance(network, ActorCritic) or network.tree.heads != GROWTH_TREE.heads:
-        raise TypeError(f"policy {config.network} must be a simic.ActorCritic with the heads of GROWTH_TREE")
+        raise ValueError(f"policy network {config.network} must be a simic.ActorCritic with the heads of GROWTH_TREE")
     return network
 
 

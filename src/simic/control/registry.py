@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from simic.control.autogrow import AutoGrowController
-from simic.control.baselines import Controller, RandomController, WaitController
+from simic.control.baselines import Controller, RandomController, WaitController, check_controller
 from simic.control.heuristic import HeuristicController
 from simic.control.plan import PlanController, load_plan
-from simic.registry import Registry, nearest
+from simic.registry import Registry, nearest_entry
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 
@@ -31,6 +31,8 @@ def controller(name: str, *, description: str = "") -> Callable[[Maker], Maker]:
 
     `description` is what an evaluation says about it; without one it is the first line of the docstring.
     """
+
+    CONTROLLERS.check_new(name)
 
     def register(make: Maker) -> Maker:
         entry = ControllerEntry(make, description or (inspect.getdoc(make) or name).splitlines()[0])
@@ -67,7 +69,10 @@ def make_controller(name: str, rng_seed: int = 0) -> Controller:
     with preserved_rng():  # a network draws initial weights before the saved ones are loaded
         if name in CONTROLLERS:
             make = CONTROLLERS[name].make
-            return make(rng_seed=rng_seed) if "rng_seed" in inspect.signature(make).parameters else make()
+            with CONTROLLERS.running(name):
+                made = make(rng_seed=rng_seed) if "rng_seed" in inspect.signature(make).parameters else make()
+                check_controller(made)
+            return made
         if _is_plan(name):
             return PlanController(load_plan(Path(name)))
         if Path(name).is_file():
@@ -76,7 +81,7 @@ def make_controller(name: str, rng_seed: int = 0) -> Controller:
             return LearnedController.load(name, rng_seed=rng_seed)
     raise ValueError(
         f"controller must be one of {', '.join(CONTROLLERS)}, the path of a plan or a trained one, or an object, "
-        f"got {name!r}; {nearest(name, CONTROLLERS)}"
+        f"got {name!r}; {nearest_entry(name, CONTROLLERS)}"
     )
 
 

@@ -23,8 +23,10 @@ from simic.control.facts import Facts
 from simic.control.governor import Verdict
 from simic.control.legality import Masks, legal_masks
 from simic.environment.host_trainings import HostTrainings
-from simic.lifecycle.actions import HEAD_USED, Column
+from simic.lifecycle.actions import HEAD_USED, HEADS, Column
 from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import IllegalActionError
+from simic.registry import running
 
 Decide = Callable[[Facts, Masks], np.ndarray]
 """From the facts and legal choices of N hosts to their actions (N, H)."""
@@ -137,7 +139,18 @@ def play(trainings: HostTrainings, decide: Decide, *, evaluate: bool = False) ->
 
 def decide_by(act: Callable[[Facts], Any]) -> Decide:
     """Decisions of a controller's `act`, which computes legality itself."""
-    return lambda facts, masks: np.asarray(act(facts))
+    name = getattr(act, "__qualname__", type(act).__qualname__)
+
+    def decide(facts: Facts, masks: Masks) -> np.ndarray:
+        with running(name, act.__module__):
+            actions = np.asarray(act(facts))
+        if actions.shape != (facts.num_hosts, len(HEADS)) or actions.dtype.kind not in "iu":
+            got = f"{actions.dtype} of shape {actions.shape}" if actions.dtype != object else repr(actions.tolist())
+            expected = f"integers of shape {(facts.num_hosts, len(HEADS))}"
+            raise IllegalActionError(f"{name} must return one action per host, {expected}, got {got:.80}")
+        return actions
+
+    return decide
 
 
 def stacked(steps: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simic import pretrained
 from simic.control.registry import CONTROLLERS
-from simic.registry import nearest
+from simic.registry import nearest, nearest_entry
 from simic.storage.checkpoint import is_checkpoint, list_checkpoints
 from simic.storage.run_directory import RunDirectory
 from simic.tasks.registry import FAMILIES, SPLITS, TASKS, Split, find_task
@@ -148,7 +148,8 @@ def parse_tasks(names: Iterable[str], num_tasks: int, data_dir: str | None = Non
         elif name in TASKS:
             tasks[NamedTask(name, data_dir=data_dir if TASKS[name].reads_files else None)] = None
         else:
-            raise ValueError(f"--tasks: there is no task or family {name!r}; {nearest(family, [*FAMILIES, *TASKS])}")
+            hint = nearest_entry(family, [*FAMILIES, *TASKS])
+            raise ValueError(f"--tasks: there is no task or family {name!r}; {hint}")
     if not tasks:
         raise ValueError("--tasks must name at least one task or family")
     return list(tasks)
@@ -206,7 +207,8 @@ def _find(name: str) -> Candidate:
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
     if path.is_dir():
         raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
-    raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {nearest(name, CONTROLLERS)}")
+    hint = nearest_entry(name, CONTROLLERS)
+    raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {hint}")
 
 
 def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:

@@ -79,6 +79,8 @@ def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builde
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
 
+    BLUEPRINTS.check_new(name)
+
     def register(build: Builder) -> Builder:
         BLUEPRINTS.add(name, Blueprint(name, topologies, build), build)
         return build
@@ -100,7 +102,15 @@ def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module
     """A newborn branch whose weights depend on `entropy` alone; the global random state is not changed."""
     with preserved_rng():
         torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
-        return BLUEPRINTS[name].build(shape)
+        return _build(BLUEPRINTS[name], shape)
+
+
+def _build(entry: Blueprint, shape: SlotShape) -> nn.Module:
+    with BLUEPRINTS.running(entry.name):
+        branch = entry.build(shape)
+    if not isinstance(branch, nn.Module):
+        raise ValueError(f"blueprint {entry.name!r} must return an nn.Module, got {branch!r:.80}")
+    return branch
 
 
 def count_parameters(name: str, shape: SlotShape) -> int:
@@ -111,7 +121,7 @@ def count_parameters(name: str, shape: SlotShape) -> int:
 @lru_cache(maxsize=4096)
 def _count(entry: Blueprint, shape: SlotShape) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in entry.build(shape).parameters())
+        return sum(parameter.numel() for parameter in _build(entry, shape).parameters())
 
 
 def parameter_table(names: Sequence[str], shapes: Iterable[SlotShape]) -> np.ndarray:

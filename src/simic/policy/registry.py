@@ -24,6 +24,8 @@ def policy_network(name: str) -> Callable[[Builder], Builder]:
     the action tree of the built-in one (`GROWTH_TREE`).
     """
 
+    POLICIES.check_new(name)
+
     def register(build: Builder) -> Builder:
         POLICIES.add(name, build, build)
         return build

@@ -79,7 +79,11 @@ class RewardConfig:
     @property
     def term_weights(self) -> dict[str, float]:
         """The weight of every term: those of the scheme and of `rollback`, replaced by `weights`."""
-        return {**SCHEMES[self.scheme](), "rollback": 1.0, **self.weights}
+        with SCHEMES.running(self.scheme, "scheme"):
+            weights = SCHEMES[self.scheme]()
+        if not isinstance(weights, Mapping) or not all(isinstance(own, (int, float)) for own in weights.values()):
+            raise ValueError(f"scheme {self.scheme} must return {{term: weight}}, got {weights!r:.80}")
+        return {**weights, "rollback": 1.0, **self.weights}
 
     @property
     def proxy_weight(self) -> float:
@@ -101,14 +105,19 @@ class RewardConfig:
 class Term(NamedTuple):
     """A registered term: its points, and the maximum of their magnitude."""
 
+    name: str
     compute: Callable[[Transition, RewardConfig], np.ndarray]
     bound: Callable[[RewardConfig], float]
 
     def points(self, transition: Transition, config: RewardConfig) -> np.ndarray:
         """Points (N,), clamped to the bound; what is not a number counts as the worst."""
-        points, bound = np.asarray(self.compute(transition, config)), self.bound(config)
-        if points.shape != transition.op.shape:
-            raise ValueError(f"a reward term must return one number per host {transition.op.shape}, got {points.shape}")
+        with TERMS.running(self.name):
+            points, bound = np.asarray(self.compute(transition, config)), self.bound(config)
+        if points.shape != transition.op.shape or points.dtype.kind not in "biuf":
+            got = f"shape {points.shape}" if points.dtype.kind in "biuf" else repr(points.tolist())
+            raise ValueError(
+                f"reward term {self.name} must return one number per host, shape {transition.op.shape}, got {got:.80}"
+            )
         return np.clip(np.where(np.isnan(points), -bound, points), -bound, bound)
 
 
@@ -122,8 +131,10 @@ def reward_term(name: str, *, bound: float | Callable[[RewardConfig], float]) ->
         raise ValueError(f"bound of reward term {name} must be positive and finite, got {bound}")
     limit = bound if callable(bound) else lambda config, value=bound: value
 
+    TERMS.check_new(name)
+
     def register(compute: Function) -> Function:
-        TERMS.add(name, Term(compute, limit), compute)
+        TERMS.add(name, Term(name, compute, limit), compute)
         return compute
 
     return register
@@ -131,6 +142,8 @@ def reward_term(name: str, *, bound: float | Callable[[RewardConfig], float]) ->
 
 def reward(name: str) -> Callable[[Function], Function]:
     """Register a reward scheme: a function without arguments that returns {term: weight}."""
+
+    SCHEMES.check_new(name)
 
     def register(weights: Function) -> Function:
         SCHEMES.add(name, weights, weights)

@@ -160,9 +160,15 @@ def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
 def check_figure(what: str, figure: Figure, outputs: Tensor, targets: Tensor) -> None:
     """Raise unless a loss or metric is the same under vmap over hosts as for each host alone."""
     rule = f"the {what} must return one number per host, the same for stacked hosts as for each host alone"
-    alone = torch.stack([torch.as_tensor(figure(*pair)) for pair in zip(outputs, targets, strict=True)])
+    try:
+        alone = torch.stack([torch.as_tensor(figure(*pair)) for pair in zip(outputs, targets, strict=True)])
+    except Exception as error:
+        shapes = f"outputs {tuple(outputs.shape[1:])} and {targets.dtype} targets {tuple(targets.shape[1:])}"
+        raise ValueError(f"the {what} fails on {shapes} of a host: {first_sentence(error)}") from error
     if alone.dim() != 1:
         raise ValueError(f"{rule}, got shape {tuple(alone.shape[1:])}: return the mean over the batch")
+    if what == "metric" and ((alone < 0) | (alone > 1)).any():
+        raise ValueError(f"the metric must lie in [0, 1], got {alone.min():.4g} to {alone.max():.4g}: rescale it")
     try:
         stacked = vmap(figure)(outputs, targets)
     except Exception as error:

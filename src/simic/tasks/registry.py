@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from simic.registry import Registry, nearest
+from simic.registry import Registry, nearest_entry
 from simic.tasks.files import cifar10_files, fashion_files, text_files
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def task(name: str, *, find_files: FindFiles | None = None) -> Callable[[Functio
     the same and raises FileNotFoundError, so that a missing file is reported before any work is done.
     """
 
+    TASKS.check_new(name)
+
     def register(make: Function) -> Function:
         _check_free(name, FAMILIES)
         TASKS.add(name, TaskEntry(make, find_files), make)
@@ -67,6 +69,8 @@ def family(name: str) -> Callable[[Function], Function]:
 
     Splits should have nothing in common, so that held_out tasks tell how a controller generalises.
     """
+
+    FAMILIES.check_new(name)
 
     def register(draw: Function) -> Function:
         _check_free(name, TASKS)
@@ -85,8 +89,9 @@ def find_task(name: str, *, split: Split = "train", rng_seed: int = 0, data_dir:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if rng_seed < 0:
         raise ValueError(f"rng_seed must not be negative, got {rng_seed}")
-    drawn = _checked(name, FAMILIES[name](rng_seed, split))
-    return replace(drawn, name=f"{name}-{split}-{rng_seed}")
+    with FAMILIES.running(name):
+        drawn = FAMILIES[name](rng_seed, split)
+    return replace(_checked(name, drawn), name=f"{name}-{split}-{rng_seed}")
 
 
 def make_task(name: str = DEFAULT_TASK, *, data_dir: str | Path | None = None, **options: Any) -> Task:
@@ -98,13 +103,15 @@ def make_task(name: str = DEFAULT_TASK, *, data_dir: str | Path | None = None, *
                 f"task {name} reads no files, got data_dir {str(data_dir)!r}: leave out --data-dir (data_dir)"
             )
         options["data_dir"] = Path(data_dir)
-    return replace(_checked(name, _call(entry.make, **options)), name=name)
+    with TASKS.running(name):
+        made = _call(entry.make, **options)
+    return replace(_checked(name, made), name=name)
 
 
 def check_name(name: str) -> None:
     """Raise unless there is a task or family of that name."""
     if name not in TASKS and name not in FAMILIES:
-        raise ValueError(f"task has no choice {name!r}; {nearest(name, [*FAMILIES, *TASKS])}")
+        raise ValueError(f"task has no choice {name!r}; {nearest_entry(name, [*FAMILIES, *TASKS])}")
 
 
 def check_data(names: Iterable[str], data_dir: str | Path | None) -> None:
@@ -133,7 +140,7 @@ def _checked(name: str, made: Any) -> Task:
     from simic.tasks.task import Task
 
     if not isinstance(made, Task):
-        raise TypeError(f"the function of task or family {name} must return a simic.Task, got {made!r:.80}")
+        raise ValueError(f"the function of task or family {name} must return a simic.Task, got {made!r:.80}")
     return made
 
 

@@ -63,6 +63,8 @@ class Task:
 
     def __post_init__(self) -> None:
         check_positive(batch_size=self.batch_size, learning_rate=self.learning_rate)
+        if isinstance(self.slots, str):
+            raise ValueError(f"slots must be a tuple of segments, got the text {self.slots!r}: write ({self.slots!r},)")
         if not self.slots:
             raise ValueError(f"task {self.name} needs at least one slot, got none: name a segment of its host")
         if self.optimizer not in get_args(Optimizer):

@@ -13,7 +13,7 @@ from pathlib import Path
 from simic import pretrained
 from simic.config import RunConfig
 from simic.control.registry import CONTROLLERS
-from simic.registry import nearest
+from simic.registry import nearest_entry
 from simic.storage.files import check_regular, output_error
 from simic.tasks.registry import check_data
 from simic.training.used_settings import find_episode_files, trains_hosts
@@ -78,7 +78,7 @@ def check_episodes(sources: Iterable[str]) -> None:
         if source == "pretrained":
             pretrained.check_controller()
         elif source not in CONTROLLERS and not path.exists():
-            hint = nearest(source, CONTROLLERS)
+            hint = nearest_entry(source, CONTROLLERS)
             raise ValueError(f"--episodes: {source!r} is neither a controller nor a path that exists; {hint}")
         elif path.is_dir() and not find_episode_files(path):
             raise FileNotFoundError(f"--episodes: there are no recorded episodes in {path}; record some with --record")

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from simic.plugins import load_plugins, loaded_plugins
-from simic.workers.protocol import Fault, JobFunction, Pool, WorkerError, WorkersDiedError
+from simic.workers.protocol import Fault, JobFunction, JobRefusedError, Pool, WorkerError, WorkersDiedError
 from simic.workers.signals import SIGNALS, signals_deferred
 
 MAX_DEATHS = 10
@@ -111,11 +111,12 @@ class LocalProcessPool(Pool):
         try:
             if not worker.connection.poll():
                 return None
-            index, result, failure = worker.connection.recv()
+            index, result, failure, refusal = worker.connection.recv()
         except (EOFError, OSError):
             return None
         if failure is not None:
-            raise WorkerError(f"job {worker.job} failed in a worker:\n{failure}")
+            error = WorkerError(f"job {worker.job} failed in a worker:\n{failure}")
+            raise error if refusal is None else JobRefusedError(refusal) from error
         worker.job = None
         return index, result
 
@@ -163,8 +164,8 @@ def _serve(connection: Connection, function: JobFunction, plugins: tuple[str, ..
         try:
             if plugins:
                 load_plugins(plugins)
-        except Exception:
-            connection.send((-1, None, traceback.format_exc()))
+        except Exception as error:
+            connection.send((-1, None, *_describe(error)))
             return
         while True:
             try:
@@ -173,14 +174,19 @@ def _serve(connection: Connection, function: JobFunction, plugins: tuple[str, ..
                 return
             except Exception as error:
                 remedy = "define what jobs use in a module that can be imported, not in the script; or use workers = 0"
-                connection.send((-1, None, f"the worker cannot unpickle its job ({error}): {remedy}"))
+                connection.send((-1, None, f"the worker cannot unpickle its job ({error}): {remedy}", None))
                 return
             common = sent if is_new else common
             try:
-                answer = (index, function(common, job), None)
-            except Exception:
-                answer = (index, None, traceback.format_exc())
+                answer = (index, function(common, job), None, None)
+            except Exception as error:
+                answer = (index, None, *_describe(error))
             connection.send(answer)
+
+
+def _describe(error: Exception) -> tuple[str, str | None]:
+    """The traceback of an error, and its message if that says what to change."""
+    return traceback.format_exc(), str(error) if isinstance(error, ValueError) else None
 
 
 def _exit_with_parent(parent: int) -> None:

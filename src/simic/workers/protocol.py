@@ -18,6 +18,10 @@ class WorkerError(RuntimeError):
     """A job raised in a worker. It is not retried: the same job would raise again."""
 
 
+class JobRefusedError(WorkerError, ValueError):
+    """A job raised a ValueError, whose message says what to change; the cause has the worker's traceback."""
+
+
 class WorkersDiedError(WorkerError, OSError):
     """Workers died repeatedly: most likely the machine is at fault (exit code 4), not the job's code."""
 
