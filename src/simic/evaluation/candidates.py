@@ -167,7 +167,7 @@ class ShuffledController:
         self._generator = torch.Generator().manual_seed(EVALUATION)
 
     def act(self, facts: Facts) -> np.ndarray:
-        """What would be right for somebody else (N, H)."""
+        """Actions chosen from another host's observation (N, H)."""
         masks = legal_masks(facts)
         observed = {name: part[self.seen] for name, part in network_input(observe(facts, masks)).items()}
         choice = choose(
