@@ -93,6 +93,7 @@ def run_simic(here: Path, *args: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_everything_that_a_plugin_adds_is_trained_with_and_evaluated_by_name(here):
     trained = run_simic(here, "train", "--plugin", "my_module", *TRAIN)
     assert trained.returncode == 0, trained.stderr
@@ -120,3 +121,44 @@ def test_everything_that_a_plugin_adds_is_trained_with_and_evaluated_by_name(her
     for episode in results["episodes"][:2]:
         assert [seed["blueprint"] for seed in episode["seeds"]] == ["my_branch"]
     assert "--plugin my_module" in results["command"]
+
+    for controllers in ("mine,run", "run"):
+        refused = run_simic(here, "evaluate", *EVALUATE[2:], "--controllers", controllers)
+        assert refused.returncode == 2
+        assert refused.stderr.count("\n") == 1
+        assert "--plugin MODULE" in refused.stderr
+    alone = run_simic(here, "evaluate", "--controllers", "run", "--tasks", "spirals-mlp", "--rng-seeds", "2")
+    assert alone.returncode == 2
+    assert "load the plugin that defines it with --plugin" in alone.stderr
+
+
+def test_help_lists_the_names_of_a_plugin(here):
+    shown = run_simic(here, "train", "--help", "--plugin", "my_module")
+    assert shown.returncode == 0, shown.stderr
+    assert "chars-transformer, mine." in " ".join(shown.stdout.split())
+
+
+MISTAKES = {
+    "a reward term that fails": (
+        "return -1e-2 * (transition.parameters_after",
+        "return -1e-2 * (transition.paramters_after",
+        "reward term frugality failed in my_module.py, line 27 (AttributeError: 'Transition' object has no attribute",
+    ),
+    "a task without a return": ("return simic.Task(", "simic.Task(", "task or family mine must return a simic.Task"),
+    "a branch that is not zero": (
+        "simic.zeroed(nn.Linear(3, shape.features))",
+        "nn.Linear(3, shape.features)",
+        "blueprint 'my_branch' is not born as identity",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_plugin_is_one_line_also_from_workers(here, mistake):
+    old, new, message = MISTAKES[mistake]
+    (here / "my_module.py").write_text(PLUGIN.replace(old, new))
+    failed = run_simic(here, "train", "--plugin", "my_module", *TRAIN)
+    assert failed.returncode == 2, failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert message in failed.stderr

@@ -104,7 +104,7 @@ def test_a_task_that_takes_data_dir_is_given_one(own_names, tmp_path):
 
 def test_what_is_no_task_is_refused(own_names):
     simic.task("empty")(lambda: None)
-    with pytest.raises(TypeError, match=re.escape("task or family empty must return a simic.Task, got None")):
+    with pytest.raises(ValueError, match=re.escape("task or family empty must return a simic.Task, got None")):
         find_task("empty")
     with pytest.raises(ValueError, match="a task family named 'mlp' exists already"):
         simic.task("mlp")(one)

@@ -43,5 +43,7 @@ def test_names_and_kinds_of_networks_are_checked(own_names):
     with pytest.raises(ValueError, match=r"network has no choice 'factord'; did you mean factored\?"):
         PolicyConfig(network="factord")
     simic.policy_network("flat")(lambda base, slot, blueprint, config: RecurrentActorCritic(base, [2, 3], config))
-    with pytest.raises(TypeError, match=r"policy flat must be a simic\.ActorCritic with the heads of GROWTH_TREE"):
+    with pytest.raises(
+        ValueError, match=r"policy network flat must be a simic\.ActorCritic with the heads of GROWTH_TREE"
+    ):
         make_network(PolicyConfig(network="flat", **SMALL))

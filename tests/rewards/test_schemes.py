@@ -347,7 +347,9 @@ def test_a_scheme_of_one_s_own_pays_its_terms_clamped_to_their_bound(own_names):
 
 def test_a_term_must_return_one_number_per_host(own_names):
     reward_term("short", bound=1.0)(lambda transition, config: np.zeros(2))
-    with pytest.raises(ValueError, match=r"one number per host \(6,\), got \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"reward term short must return one number per host, shape \(6,\), got shape \(2,\)"
+    ):
         compute_reward(live(0)[0], RewardConfig(weights={"short": 1.0}))
     with pytest.raises(ValueError, match="bound of reward term endless must be positive and finite, got inf"):
         reward_term("endless", bound=INF)

@@ -167,8 +167,6 @@ def check_figure(what: str, figure: Figure, outputs: Tensor, targets: Tensor) ->
         raise ValueError(f"the {what} fails on {shapes} of a host: {first_sentence(error)}") from error
     if alone.dim() != 1:
         raise ValueError(f"{rule}, got shape {tuple(alone.shape[1:])}: return the mean over the batch")
-    if what == "metric" and ((alone < 0) | (alone > 1)).any():
-        raise ValueError(f"the metric must lie in [0, 1], got {alone.min():.4g} to {alone.max():.4g}: rescale it")
     try:
         stacked = vmap(figure)(outputs, targets)
     except Exception as error:
