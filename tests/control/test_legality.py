@@ -1,9 +1,22 @@
 """Masks and what is made of them, by hand."""
 
-import numpy as np
+import copy
+import dataclasses
 
-from simic.control.legality import Masks, flat_mask, replace_illegal
-from simic.lifecycle.actions import Op
+import numpy as np
+import pytest
+import torch
+from helpers.facts import make_facts, one_slot_in, random_facts
+from torch import nn
+
+from simic import (
+    Action,
+    GrowableModel,
+    LifecycleConfig,
+    Op,
+    Stage,
+)
+from simic.control.legality import Masks, flat_mask, legal_masks, replace_illegal
 
 
 def test_a_blueprint_that_does_not_fit_its_slot_by_hand():
@@ -28,3 +41,39 @@ def test_a_blueprint_that_does_not_fit_its_slot_by_hand():
     rows, illegal = replace_illegal(actions, masks)
     assert illegal.tolist() == [False, False, True]
     assert np.array_equal(rows[:2], actions[:2])
+
+
+def test_waiting_is_always_allowed():
+    rng = np.random.default_rng(3)
+    for decision in range(200):
+        masks = legal_masks(random_facts(rng, decision))
+        assert masks.op[:, Op.WAIT].all()
+        np.testing.assert_array_equal(masks.op, masks.slot.any(2))
+
+
+def test_no_room_no_germination():
+    full = one_slot_in(Stage.FOSSILIZED)
+    masks = legal_masks(make_facts(slots=full, lifecycle=LifecycleConfig(max_seeds=1)))
+    assert not masks.op[0, Op.GERMINATE]
+    assert legal_masks(make_facts(slots=full)).slot[0, Op.GERMINATE].tolist() == [False, True]
+
+
+def test_blueprints_are_masked_by_topology():
+    host = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 6), nn.Linear(6, 2))
+    model = GrowableModel(host, ["0", "2"], example_input=torch.zeros(2, 1, 6, 6))
+    facts = dataclasses.replace(
+        make_facts(), blueprint_names=model.blueprint_names, blueprint_parameters=model.blueprint_table()
+    )
+    mask = legal_masks(facts).blueprint
+    fits = [{name for name, ok in zip(model.blueprint_names, row, strict=True) if ok} for row in mask]
+    assert fits[0] & fits[1] == {"norm", "low_rank"}
+    assert fits[0] - fits[1] == {"squeeze_excite", "pointwise", "depthwise", "bottleneck", "conv", "conv_double"}
+    assert fits[1] - fits[0] == {"mlp_small", "mlp", "mlp_large", "glu"}
+    for slot, row in zip(model.slot_names, mask, strict=True):
+        for blueprint, ok in zip(model.blueprint_names, row, strict=True):
+            if ok:
+                own = copy.deepcopy(host)
+                GrowableModel(own, ["0", "2"], example_input=torch.zeros(2, 1, 6, 6)).plant(slot, blueprint)
+            else:
+                with pytest.raises(ValueError, match="does not fit"):
+                    model.execute(Action("germinate", slot, blueprint))
