@@ -65,7 +65,7 @@ def test_resume_in_a_fresh_process_is_exact(make, tmp_path):
         if seed == 1:
             whole.save(tmp_path / "half")
     program = GO_ON.format(make=make.__name__, settings=SETTINGS)
-    path = os.pathsep.join([str(Path(simic.__file__).parents[1]), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(Path(simic.__file__).parents[1]), str(Path(__file__).parents[1])])
     arguments = [sys.executable, "-c", program, str(tmp_path / "half"), str(tmp_path / "end")]
     subprocess.run(arguments, check=True, env=os.environ | {"PYTHONPATH": path})
     resumed = make(rng_seed=0, **SETTINGS)
