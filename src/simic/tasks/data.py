@@ -76,7 +76,7 @@ def load_digits(*, flat: bool = False, train_size: int | None = None) -> Data:
     """scikit-learn's 1,797 embedded 8x8 digits, 60/20/20: inputs (N, 1, 8, 8), or (N, 64) if flat."""
     from sklearn.datasets import load_digits as sklearn_digits  # slow to import
 
-    pixels, labels = sklearn_digits(return_X_y=True)
+    pixels, labels = map(np.asarray, sklearn_digits(return_X_y=True))
     shape = (-1, 64) if flat else (-1, 1, 8, 8)
     test, validation, train = deal((pixels.reshape(shape), labels), (360, 360), train_size=train_size)
     return normalised(train=train, validation=validation, test=test)
