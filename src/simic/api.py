@@ -173,7 +173,7 @@ def evaluate(
 ) -> Comparison:
     """Compare controllers on the same fresh hosts, on test data.
 
-    A controller is a name (`simic evaluate --help` lists them), the path of a run, checkpoint, controller or plan, a
+    A controller is a registered name such as "heuristic", the path of a run, checkpoint, controller or plan, a
     `TrainingResult`, or an object with a method `act(facts)`; a mapping gives each its label. Objects of your own
     classes need `workers=0`, or must be picklable and defined in an importable module. Tasks are names or
     FAMILY[:SPLIT]. `rng_seeds` are the hosts of every task: a number, or the seeds themselves. For the other settings
