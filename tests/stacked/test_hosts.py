@@ -15,6 +15,7 @@ from simic.control.facts import Facts
 from simic.lifecycle.stages import Stage
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
+from simic.stacked.seed_groups import GATE, OPERATORS
 
 RNG_SEEDS = (3, 14, 15, 92)
 SLOTS = ("stem", "block1", "block2")
@@ -141,7 +142,7 @@ def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, o
             stacked.train_step(x[batches], y[batches], torch.tensor(RATES, dtype=torch.double))
             for host, batch in zip(alone, batches, strict=True):
                 host.train(x[batch], y[batch])
-        stacked.report_gradients()
+        stacked.report_gradients(stacked.mean_gradient_norms().numpy())
         compare(stacked, alone, x, y)
         met |= set(stacked.slot_state.stage.flatten().tolist())
         # What a controller would have measured, so that every operation becomes legal.
@@ -162,20 +163,21 @@ def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, o
 def compare(stacked, alone, x, y):
     everywhere = x.expand(len(alone), *x.shape), y.expand(len(alone), *y.shape)
     losses, _, flipped = stacked.evaluate_and_attribute(*everywhere)
+    flipped = flipped.numpy()
     for n, host in enumerate(alone):
         model = host.model
         assert np.array_equal(model.slot_state.stage[0], stacked.slot_state.stage[n])
         assert np.allclose(model.slot_state.alpha[0], stacked.slot_state.alpha[n])
         own = torch.cat([p.detach().flatten() for p in model.host.parameters()])
         torch.testing.assert_close(own, stacked.hosts.rows[n], rtol=1e-8, atol=1e-9)
-        for (slot, blueprint, operator), group in stacked.groups.items():
-            for row, owner in enumerate(group.hosts):
-                if owner == n:
-                    seed = model.seed(SLOTS[slot])
-                    assert (seed.blueprint, seed.operator) == (blueprint, operator)
-                    weights = torch.cat([p.detach().flatten() for p in seed.parameters()])
-                    stored = torch.cat([matrix.rows[row] for matrix in group.matrices.values()])
-                    torch.testing.assert_close(weights, stored, rtol=1e-8, atol=1e-9)
+        for (slot, name), group in stacked.groups.items():
+            for row in np.flatnonzero(group.hosts == n).tolist():
+                seed = model.seed(SLOTS[slot])
+                assert seed.operator == OPERATORS[stacked.structure.operator[n, slot]]
+                assert name == GATE or seed.blueprint == name
+                part = seed.gate if name == GATE else seed.branch
+                weights = torch.cat([p.detach().flatten() for p in part.parameters()])
+                torch.testing.assert_close(weights, group.parameters.rows[row], rtol=1e-8, atol=1e-9)
         assert [r.parameters for r in model.growth()] == stacked.seed_parameters()[n].tolist()
         with torch.no_grad():
             torch.testing.assert_close(cross_entropy(model(x), y), losses[n], rtol=1e-8, atol=1e-9)

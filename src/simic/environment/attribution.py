@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from simic.stacked.hosts import StackedHosts
 
@@ -117,7 +116,7 @@ def coalition_metrics(
     #           1 1 0    run_from slot 0
     different, which = np.unique((coalitions & present).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, M)
     metrics, kept = np.empty((len(different), len(who))), dict[int, Tensor]()
-    slots, rows, alpha = range(present.shape[1]), torch.from_numpy(who), np.zeros_like(active)
+    slots, rows, alpha = range(present.shape[1]), hosts.index(who), np.zeros_like(active)
     for index, coalition in enumerate(different):
         alpha[who] = np.where(coalition.T, active[who], 0.0)
         plan = hosts.plan_pass(who, alpha, learning=())
@@ -127,7 +126,7 @@ def coalition_metrics(
             first = int((coalition != different[index - 1]).any(1).argmax())
             out, new = hosts.run_from(first, kept[first], rows, plan, keep=slots)
         kept |= new
-        metrics[index] = vmap(hosts.metric)(out, y).cpu().numpy()
+        metrics[index] = hosts.metrics(out, y).cpu().numpy()
     return metrics[which.reshape(-1)]
 
 
@@ -139,11 +138,11 @@ def seed_game(
     All hosts play the same slots; a host without a seed in one of them gets the value 0 there.
     """
     members = np.arange(hosts.num_hosts) if who is None else who
-    sizes = [x.shape[1] for x, _ in batches]
+    rows, sizes = hosts.index(members), [x.shape[1] for x, _ in batches]
 
     def value(coalitions: np.ndarray) -> np.ndarray:
         masks = np.repeat(coalitions[:, None], len(members), axis=1)
-        parts = [coalition_metrics(hosts, x[members], y[members], masks, members) for x, y in batches]
+        parts = [coalition_metrics(hosts, x[rows], y[rows], masks, members) for x, y in batches]
         return np.average(parts, axis=0, weights=sizes)
 
     return cached(value), np.any(hosts.slot_state.occupied[members], axis=0)

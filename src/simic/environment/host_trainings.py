@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -119,9 +118,7 @@ class HostTrainings:
         before = self.facts()
         self.hosts.execute(actions, None if masks is None else masks.slot)
         self.hosts.tick()
-        train_loss = self._train()
-        self.hosts.report_gradients()
-        val_loss, metric, switched = self._validate_with_ablations()
+        train_loss, val_loss, metric, switched = self._train_and_validate()
         measured = to_measure(self.hosts.slot_state)
         self._decision += 1
         # Removing a seed may cost quality on purpose, so the loss history from before says nothing about divergence.
@@ -197,7 +194,19 @@ class HostTrainings:
         self._append_history(hosts, val_loss, metric, np.full(self.num_hosts, np.nan))
         self.snapshot.save(self.hosts, np.isin(np.arange(self.num_hosts), hosts))
 
-    def _train(self) -> np.ndarray:
+    def _train_and_validate(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """One host epoch, then the figures after it: mean training loss, validation loss and metric (N,).
+
+        The last result is the metric with each measured seed switched on or off (N, S).
+        """
+        losses = self._train()
+        validation = self._mean_over("validation", self.hosts.evaluate_and_attribute)
+        # One transfer from the device per decision.
+        train_loss, val_loss, metric, switched, norms = _to_numpy(losses, *validation, self.hosts.mean_gradient_norms())
+        self.hosts.report_gradients(norms)
+        return train_loss, val_loss, metric, switched
+
+    def _train(self) -> Tensor:
         """One host epoch of every host; the mean loss (N,)."""
         share = self._decision / self.episode.horizon
         factor = (1 + np.cos(np.pi * share)) / 2 if self.episode.anneal else np.ones(self.num_hosts)
@@ -205,23 +214,18 @@ class HostTrainings:
         total = torch.zeros_like(rate)
         for x, y in self.data.batches():
             total += self.hosts.train_step(x, y, rate)
-        return _to_numpy(total / self.data.steps_per_host_epoch)
-
-    def _validate_with_ablations(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Validation loss and metric (N,), and the metric with each measured seed switched on or off (N, S)."""
-        loss, metric, switched = self._mean_over("validation", self.hosts.evaluate_and_attribute)
-        return loss, metric, switched
+        return total / self.data.steps_per_host_epoch
 
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Loss and metric (N,)."""
-        loss, metric = self._mean_over(split, partial(self.hosts.evaluate, exported=exported))
+        loss, metric = _to_numpy(*self._mean_over(split, partial(self.hosts.evaluate, exported=exported)))
         return loss, metric
 
-    def _mean_over(self, split: str, evaluate: Callable[[Tensor, Tensor], tuple[Any, ...]]) -> list[np.ndarray]:
+    def _mean_over(self, split: str, evaluate: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
         """Means over the samples of a split of the figures that `evaluate` computes from a chunk."""
-        totals: list[Any] = []
+        totals: list[Tensor] = []
         for x, y, weight in self._chunks(split):
-            parts = [weight * _to_numpy(own) for own in evaluate(x, y)]
+            parts = [weight * own for own in evaluate(x, y)]
             totals = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
         return totals
 
@@ -274,5 +278,8 @@ class HostTrainings:
         )
 
 
-def _to_numpy(values: Tensor | np.ndarray) -> np.ndarray:
-    return values.detach().double().cpu().numpy() if isinstance(values, Tensor) else values
+def _to_numpy(*values: Tensor) -> list[np.ndarray]:
+    """Several tensors as float64 arrays, in one transfer."""
+    together = torch.cat([value.detach().flatten() for value in values]).cpu().double().numpy()
+    parts = np.split(together, np.cumsum([value.numel() for value in values])[:-1])
+    return [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]

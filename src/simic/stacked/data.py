@@ -1,6 +1,7 @@
 """The data sets of N hosts as resident tensors, and batches in an order drawn from each host's own rng seed.
 
-Shapes: N hosts, B samples per batch.
+Shapes: N hosts, B samples per batch, C features. Batches of features are (N, B, C), in memory (N, C, B); see
+`feature_layers`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,22 @@ from torch import Tensor
 
 from simic.tasks.data import Data
 
+GATHER_LIMIT = 1 << 25
+"""Bytes of inputs that are gathered at once; a host epoch of more is gathered in parts."""
+
 
 class StackedData:
     """Data sets of N hosts; hosts that share a data set share its memory."""
 
-    def __init__(self, data: Sequence[Data], rng_seeds: Sequence[int], *, batch_size: int) -> None:
+    def __init__(
+        self,
+        data: Sequence[Data],
+        rng_seeds: Sequence[int],
+        *,
+        batch_size: int,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cpu")
         self.batch_size = min(batch_size, len(data[0].train_x))
         self._data = list(data)
         self._generators = [_generator(rng_seed) for rng_seed in rng_seeds]
@@ -38,10 +50,22 @@ class StackedData:
         """One host epoch: inputs (N, B, ...) and targets (N, B, ...), every host in its own random order."""
         samples = self.steps_per_host_epoch * self.batch_size
         size = len(self._data[0].train_x)
-        orders = torch.stack([torch.randperm(size, generator=g)[:samples] for g in self._generators])
-        for start in range(0, samples, self.batch_size):
-            chosen = orders[:, start : start + self.batch_size]
-            yield self._take("train_x", chosen), self._take("train_y", chosen)
+        # Drawn on the CPU, host by host, so that results do not depend on the device or on the other hosts.
+        orders = torch.stack([torch.randperm(size, generator=g)[:samples] for g in self._generators]).to(self.device)
+        if not self._shared:  # host n's sample m is row n * (samples per host) + m of the flattened data
+            orders = orders + size * torch.arange(len(self._data), device=self.device).unsqueeze(1)
+        x, y = (self._stacked[name].flatten(0, 1) for name in ("train_x", "train_y"))
+        at_once = max(1, GATHER_LIMIT // (len(self._data) * self.batch_size * x[0].numel() * x.element_size()))
+        for start in range(0, samples, at_once * self.batch_size):
+            chosen = orders[:, start : start + at_once * self.batch_size]
+            yield from zip(self._gather(x, chosen), self._gather(y, chosen), strict=True)
+
+    def _gather(self, source: Tensor, chosen: Tensor) -> Sequence[Tensor]:
+        """Batches (N, B, ...) of the samples `chosen` (N, several batches), gathered at once."""
+        together = source.index_select(0, chosen.flatten()).view(len(chosen), -1, self.batch_size, *source.shape[1:])
+        if source.dim() == 2 and source.is_floating_point():  # features: samples last
+            return together.permute(1, 0, 3, 2).contiguous().transpose(2, 3).unbind()
+        return together.transpose(0, 1).contiguous().unbind()
 
     def split(self, name: str, samples: slice) -> tuple[Tensor, Tensor]:
         """Inputs and targets (N, samples, ...) from the validation or test split; shared data are not copied."""
@@ -58,15 +82,11 @@ class StackedData:
         self._shared = all(own is self._data[0] for own in self._data)
         sources = self._data[:1] if self._shared else self._data
         names = [f"{split}_{suffix}" for split in ("train", "validation", "test") for suffix in ("x", "y")]
-        self._stacked = {name: torch.stack([getattr(own, name) for own in sources]) for name in names}
-
-    def _take(self, name: str, chosen: Tensor) -> Tensor:
-        stacked = self._stacked[name]
-        if self._shared:
-            return stacked[0][chosen]
-        # One gather over all hosts: host n's sample m is row n * (samples per host) + m of the flattened data.
-        flat = stacked.flatten(0, 1)
-        return flat[chosen + stacked.shape[1] * torch.arange(len(self._data)).unsqueeze(1)]
+        self._stacked = {name: torch.stack([getattr(own, name) for own in sources]).to(self.device) for name in names}
+        for name in ("validation_x", "test_x"):
+            x = self._stacked[name]
+            if x.dim() == 3 and x.is_floating_point():  # features: samples last
+                self._stacked[name] = x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _generator(rng_seed: int) -> torch.Generator:

@@ -16,30 +16,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from simic.growth.blueprints import parameter_table
-from simic.lifecycle.actions import STYLES, Column, Op
+from simic.lifecycle.actions import Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.check import check_figure
+from simic.stacked.figures import Figure, stacked_figure
 from simic.stacked.layers import run_segments
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
-from simic.stacked.seed_groups import SeedGroup, SlotPlan, blend_seeds, plan_slot
+from simic.stacked.precision import LossScale, Precision, autocast
+from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
 from simic.stacked.structure import Structure
 
-PerHost = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) of one host -> one number."""
 Kept = dict[int, Tensor]
 """Activations (M, B, ...) before the seeds of some slots."""
-ACTIVATION_LIMIT = 1 << 22
+ACTIVATION_LIMIT = {"cpu": 1 << 22}
 """Bytes of a slot's activation up to which hosts run together: beyond, memory is slower than fewer hosts at a time."""
+ACTIVATION_LIMIT_ELSEWHERE = 1 << 28
+"""The same on accelerators, which are slow with little work at a time."""
 
 
 class _Chunk(NamedTuple):
@@ -53,7 +55,8 @@ class _Chunk(NamedTuple):
 class StackedHosts:
     """N hosts that are trained, evaluated and grown together; each gets the same results as it would alone.
 
-    `batch_size` is that of the training batches; it determines how many hosts run at once.
+    `batch_size` is that of the training batches; it determines how many hosts run at once. Everything lives on
+    `device`; with a lower `precision` forward passes run under autocast, the loss and the optimizer do not.
     """
 
     def __init__(
@@ -63,15 +66,24 @@ class StackedHosts:
         *,
         example_input: Tensor,
         rng_seeds: Sequence[int],
-        loss: PerHost,
-        metric: PerHost,
+        loss: Figure,
+        metric: Figure,
         lifecycle: LifecycleConfig | None = None,
         optimizer: OptimizerConfig | None = None,
         batch_size: int = 64,
+        device: torch.device | str | None = None,
+        precision: Precision = "float32",
+        join_seeds: bool = True,
     ) -> None:
+        """`join_seeds` runs seeds of different blueprints in one call where it can; results are the same."""
         self.loss, self.metric = loss, metric
+        self.losses, self.metrics = stacked_figure(loss), stacked_figure(metric)
         self.lifecycle, self.optimizer_config = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
-        self.structure = Structure(make_host, slot_names, example_input, rng_seeds)
+        join_seeds = join_seeds and self.lifecycle.incubation != "straight_through"
+        self.device, self.precision = torch.device(device or "cpu"), precision
+        self.structure = Structure(
+            make_host, slot_names, example_input, rng_seeds, join_seeds=join_seeds, device=self.device
+        )
         self.segments, self.sites, self.hosts = self.structure.segments, self.structure.sites, self.structure.hosts
         self.groups, self.blueprint_names = self.structure.groups, self.structure.blueprint_names
         self.rng_seeds = np.array(rng_seeds, dtype=np.int64)
@@ -79,9 +91,14 @@ class StackedHosts:
         self.slot_state = SlotState.dormant(self.num_hosts, len(self.sites))
         self.host_gradient_norm = np.full(self.num_hosts, np.nan)
         """Mean gradient norm of each host without its seeds, as of the last `report_gradients` (N,)."""
+        self.loss_scale = LossScale(self.num_hosts, self.device) if precision == "float16" else None
         largest = max(math.prod(site.example_shape[1:]) for site in self.sites) * self.hosts.rows.element_size()
-        self.hosts_at_once = max(1, ACTIVATION_LIMIT // (largest * batch_size))
+        limit = ACTIVATION_LIMIT.get(self.device.type, ACTIVATION_LIMIT_ELSEWHERE)
+        self.hosts_at_once = max(1, limit // (largest * batch_size))
+        self._norm_sum, self._steps = self.hosts.rows.new_zeros((1 + len(self.sites)) * self.num_hosts), 0
         self._figures_checked = False
+        self._chunks: list[_Chunk] | None = None
+        self._new_optimizer = True
         self.sync_with_slots()
 
     @property
@@ -98,12 +115,16 @@ class StackedHosts:
         """Number of parameters of the seed in every slot, gates included (N, S)."""
         counts = np.zeros(self.slot_state.stage.shape, dtype=np.int64)
         for group in self.groups.values():
-            counts[group.hosts, group.slot] = group.num_parameters
+            counts[group.hosts, group.slot] += group.parameters.rows.shape[1]
         return counts
 
     def blueprint_table(self) -> np.ndarray:
         """Number of parameters of every blueprint in every slot (S, blueprints); -1 where it does not fit."""
         return parameter_table(self.blueprint_names, [site.shape for site in self.sites])
+
+    def index(self, hosts: np.ndarray) -> Tensor:
+        """Indices of hosts as a tensor on the device."""
+        return torch.from_numpy(hosts).to(self.device)
 
     # Change: between host epochs only.
 
@@ -116,13 +137,13 @@ class StackedHosts:
         seeds = []
         # All seeds are built before anything changes, because building one may raise.
         for host in np.flatnonzero(actions[:, Column.OP] == Op.GERMINATE).tolist():
-            slot, blueprint, style = actions[host, [Column.SLOT, Column.BLUEPRINT, Column.STYLE]].tolist()
+            slot, blueprint = actions[host, [Column.SLOT, Column.BLUEPRINT]].tolist()
             entropy = (int(self.rng_seeds[host]), slot, int(self.germinations[host]))
             branch = self.structure.new_seed(slot, blueprint, entropy)
-            seeds.append(((slot, self.blueprint_names[blueprint], STYLES[style].operator), host, branch))
+            seeds.append((slot, self.blueprint_names[blueprint], host, branch))
         apply_actions(self.slot_state, actions, self.lifecycle)
-        for key, host, branch in seeds:
-            self.structure.add_seed(key, host, branch)
+        self.structure.add_seeds(seeds)
+        for _, _, host, _ in seeds:
             self.germinations[host] += 1
         self.sync_with_slots()
 
@@ -144,47 +165,66 @@ class StackedHosts:
         self.rng_seeds[hosts] = rng_seeds
         self.germinations[hosts] = 0
         self.host_gradient_norm[hosts] = np.nan
+        if self.loss_scale is not None:
+            self.loss_scale.reset(self.index(hosts))
         self.slot_state.clear(hosts)
         self.sync_with_slots()
 
     def sync_with_slots(self) -> None:
-        """Bring groups, optimizer and plans in line with `slot_state`; call it after changing that."""
-        if self.structure.sync_with_slots(self.slot_state):
+        """Bring groups in line with `slot_state`; call it after changing that. Optimizer and plans follow on use."""
+        self._new_optimizer |= self.structure.sync_with_slots(self.slot_state)
+        self._chunks = None
+
+    def _prepare(self) -> list[_Chunk]:
+        """The hosts in chunks, after bringing optimizer and plans in line with the groups."""
+        if self._chunks is not None:
+            return self._chunks
+        if self._new_optimizer:
             # The optimizer moves all parameters into new memory, so views of the old memory are taken anew.
             self._optimizer = self.structure.new_optimizer(self.optimizer_config)
             self._segment_parameters = self.structure.segment_parameters()
-            self._norm_sum, self._steps = self.structure.reference.new_zeros(self._optimizer.num_entities), 0
-        learning = [self._learning(group, part) for group in self.groups.values() for part in group.matrices]
+            self._new_optimizer = False
+        learning = [self._learning(group) for group in self.structure.ordered]
         learning = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
-        self._learning_rows = torch.from_numpy(learning).to(self.structure.reference)
+        self._learning_rows = None if learning.all() else torch.from_numpy(learning).to(self.hosts.rows)
         self._chunks = []
         for start in range(0, self.num_hosts, self.hosts_at_once):
             hosts = np.arange(start, min(start + self.hosts_at_once, self.num_hosts))
-            plan = self.plan_pass(hosts, self.slot_state.alpha)
+            plan = self._plan(hosts, self.slot_state.alpha)
             self._chunks.append(_Chunk(hosts, slice(start, start + len(hosts)), plan))
+        return self._chunks
 
-    def _learning(self, group: SeedGroup, part: str) -> np.ndarray:
-        """Which seeds of a group receive a gradient (R,): those blended in, and those in training."""
+    def _learning(self, group: SeedGroup) -> np.ndarray:
+        """Which rows of a group receive a gradient (R,): seeds blended in, and those in training."""
         in_training = self.slot_state.stage[group.hosts, group.slot] == Stage.TRAINING
         # The straight-through output does not depend on the gate.
-        trains = part == "branch" or self.lifecycle.incubation != "straight_through"
+        trains = group.name != GATE or self.lifecycle.incubation != "straight_through"
         return (self.slot_state.alpha[group.hosts, group.slot] > 0) | (in_training & trains)
 
     # Forward passes.
 
     def plan_pass(
-        self, hosts: np.ndarray, alpha: np.ndarray, *, learning: Collection[int] | None = None
+        self, hosts: np.ndarray, alpha: np.ndarray, *, learning: Collection[int] | None = None, start: int = 0
     ) -> list[SlotPlan]:
         """Which seeds are active in every slot in a pass of `hosts` (M,), with alphas (N, S).
 
-        Seeds in the slots `learning` receive gradients; None stands for all slots.
+        Seeds in the slots `learning` receive gradients; None stands for all slots. Slots before `start` are empty.
         """
+        self._prepare()
+        return self._plan(hosts, alpha, learning, start)
+
+    def _plan(
+        self, hosts: np.ndarray, alpha: np.ndarray, learning: Collection[int] | None = None, start: int = 0
+    ) -> list[SlotPlan]:
         straight = (self.slot_state.stage == Stage.TRAINING) & (self.lifecycle.incubation == "straight_through")
         plans = []
         for slot in range(len(self.sites)):
-            groups = [group for group in self.groups.values() if group.slot == slot]
             learns = learning is None or slot in learning
-            plans.append(plan_slot(groups, hosts, alpha[:, slot], straight[:, slot] & learns, learns=learns))
+            own = hosts if slot >= start else hosts[:0]
+            seeds = self.structure.seeds_of(slot)
+            plans.append(
+                plan_slot(seeds, own, alpha[:, slot], straight[:, slot] & learns, self.hosts.rows, learns=learns)
+            )
         return plans
 
     def run(
@@ -197,13 +237,13 @@ class StackedHosts:
         self, slot: int, h: Tensor, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
     ) -> tuple[Tensor, Kept]:
         """Like `run`, from the activation h that an earlier pass kept at `slot`; hosts' parameters are constant."""
-        return self._run(blend_seeds(h, plan[slot]), slot + 1, hosts, plan, keep, constant=True)
+        return self._run(h, slot + 1, hosts, plan, keep, constant=True)
 
     def _run(
         self, x: Tensor, start: int, hosts: Rows, plan: Sequence[SlotPlan], keep: Collection[int], *, constant: bool
     ) -> tuple[Tensor, Kept]:
         kept: Kept = {}
-        if isinstance(hosts, slice) and len(self._chunks) == 1:
+        if isinstance(hosts, slice) and len(self._prepare()) == 1:
             hosts = None  # all of them: no slicing in the backward pass
 
         def after_segment(index: int, h: Tensor) -> Tensor:
@@ -217,30 +257,36 @@ class StackedHosts:
             return take_rows(self._segment_parameters[index], hosts, constant=constant)
 
         overwriting = self.structure.overwriting
-        out = run_segments(self.segments, parameters_of, x, after_segment, start=start, overwriting=overwriting)
-        return out, kept
+        with self._autocast():
+            x = blend_seeds(x, plan[start - 1]) if start else x
+            out = run_segments(self.segments, parameters_of, x, after_segment, start=start, overwriting=overwriting)
+        return out.to(self.hosts.rows.dtype), kept
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.precision == "float32" else autocast(self.device, self.precision)
 
     def _run_switched(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
         """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activation h before that slot."""
-        alphas = np.zeros_like(self.slot_state.alpha)
-        alphas[:, slot], alphas[:, slot + 1 :] = alpha, self.slot_state.alpha[:, slot + 1 :]
-        plan = self.plan_pass(hosts, alphas, learning={slot} if learns else ())
-        return self.run_from(slot, h, torch.from_numpy(hosts), plan)[0]
+        alphas = self.slot_state.alpha.copy()
+        alphas[:, slot] = alpha
+        plan = self.plan_pass(hosts, alphas, learning={slot} if learns else (), start=slot)
+        rows = slice(None) if len(hosts) == self.num_hosts and len(self._prepare()) == 1 else self.index(hosts)
+        return self.run_from(slot, h, rows, plan)[0]
 
     # Training and evaluation.
 
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One optimizer step of every host on its batch (N, B, ...) with its learning rate (N,); the losses (N,)."""
-        losses, gradients = [], None
-        for chunk in self._chunks:
+        losses, gradient = [], None
+        for chunk in self._prepare():
             own, total = self._training_loss(chunk, x[chunk.rows], y[chunk.rows])
             losses.append(own)
-            gradients = self._optimizer.gradients(total, gradients)
-        assert gradients is not None
+            gradient = self._optimizer.gradient(total, gradient)
+        assert gradient is not None
         with torch.no_grad():
-            self._norm_sum += self._optimizer.step(gradients, rate, self._learning_rows)
+            self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
         self._steps += 1
-        return torch.cat(losses)
+        return torch.cat(losses) if len(losses) > 1 else losses[0]
 
     def _training_loss(self, chunk: _Chunk, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of every host, and the sum to differentiate.
@@ -250,14 +296,16 @@ class StackedHosts:
         """
         shadow = (self.slot_state.stage[chunk.hosts] == Stage.TRAINING) & (self.lifecycle.incubation == "shadow")
         out, kept = self.run(x, chunk.rows, chunk.plan, keep=set(np.flatnonzero(shadow.any(0)).tolist()))
-        losses = vmap(self.loss)(out, y)
-        total = losses.sum()
+        losses = self.losses(out, y)
+        scale = None if self.loss_scale is None else self.loss_scale.scale[chunk.rows]
+        total = losses.sum() if scale is None else (losses * scale).sum()
         for slot, h in kept.items():
             rows = np.flatnonzero(shadow[:, slot])
-            chosen = torch.from_numpy(rows)
+            chosen = self.index(rows)
             target = self.slot_state.alpha_target[:, slot]
             switched = self._run_switched(slot, h[chosen], chunk.hosts[rows], target, learns=True)
-            total = total + vmap(self.loss)(switched, y[chosen]).sum()
+            own = self.losses(switched, y[chosen])
+            total = total + (own.sum() if scale is None else (own * scale[chosen]).sum())
         return losses.detach(), total
 
     @torch.no_grad()
@@ -265,7 +313,7 @@ class StackedHosts:
         """Loss and metric (N,) on samples (N, B, ...); `exported` leaves out live seeds."""
         alpha = np.where(exported & self.slot_state.live, 0.0, self.slot_state.alpha)
         figures = []
-        for chunk in self._chunks:
+        for chunk in self._prepare():
             plan = self.plan_pass(chunk.hosts, alpha) if exported else chunk.plan
             out, _ = self.run(x[chunk.rows], chunk.rows, plan)
             figures.append(self._judge(out, y[chunk.rows]))
@@ -273,46 +321,51 @@ class StackedHosts:
         return losses, metrics
 
     @torch.no_grad()
-    def evaluate_and_attribute(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
+    def evaluate_and_attribute(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss and metric (N,), and the metric with each seed of `to_measure` switched (N, S), NaN elsewhere.
 
         A seed that is blended in is switched off; one in training is switched on at its alpha target.
         """
         state, measured = self.slot_state, to_measure(self.slot_state)
-        switched = np.full(state.stage.shape, np.nan)
+        switched = self.hosts.rows.new_full(state.stage.shape, math.nan)
         figures = []
-        for chunk in self._chunks:
-            own_y = y[chunk.rows]
-            keep = set(np.flatnonzero(measured[chunk.hosts].any(0)).tolist())
-            out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=keep)
+        for chunk in self._prepare():
+            own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
+            out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
             figures.append(self._judge(out, own_y))
             for slot, h in kept.items():
                 rows = np.flatnonzero(measured[chunk.hosts, slot])
-                hosts, chosen = chunk.hosts[rows], torch.from_numpy(rows)
                 alpha = np.where(state.alpha[:, slot] > 0, 0.0, state.alpha_target[:, slot])
-                out = self._run_switched(slot, h[chosen], hosts, alpha, learns=False)
-                switched[hosts, slot] = vmap(self.metric)(out, own_y[chosen]).cpu().numpy()
+                if len(rows) < len(h):
+                    chosen = self.index(rows)
+                    h, targets = h[chosen], own_y[chosen]
+                else:
+                    targets = own_y
+                out = self._run_switched(slot, h, chunk.hosts[rows], alpha, learns=False)
+                switched[self.index(chunk.hosts[rows]), slot] = self.metrics(out, targets).to(switched.dtype)
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched
 
     def _judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and metric of every host; the first call checks on two hosts that both functions can run stacked."""
-        if not self._figures_checked:
+        if not self._figures_checked and out.device.type != "meta":
             check_figure("loss", self.loss, out[:2], y[:2])
             check_figure("metric", self.metric, out[:2], y[:2])
             self._figures_checked = True
-        return vmap(self.loss)(out, y), vmap(self.metric)(out, y)
+        return self.losses(out, y), self.metrics(out, y)
 
-    def report_gradients(self) -> None:
-        """Write the mean gradient norms since the last report into `slot_state` and `host_gradient_norm`."""
-        sums = self._norm_sum.double().cpu().numpy()
-        norms = sums / self._steps if self._steps else np.full(len(sums), np.nan)
+    def mean_gradient_norms(self) -> Tensor:
+        """Mean gradient norm since the last report of every host, then of the seeds slot by slot ((1 + S) N,)."""
+        return self._norm_sum / self._steps if self._steps else torch.full_like(self._norm_sum, math.nan)
+
+    def report_gradients(self, norms: np.ndarray) -> None:
+        """Write `mean_gradient_norms` into `slot_state` and `host_gradient_norm`, and begin anew."""
+        hosts, *seeds = norms.reshape(-1, self.num_hosts)
+        self.host_gradient_norm = hosts.copy()
         self.slot_state.gradient_norm[self.slot_state.occupied] = np.nan
-        self.host_gradient_norm = norms[: self.num_hosts].copy()
-        start = self.num_hosts
         for group in self.groups.values():
-            own = np.where(self._learning(group, "branch"), norms[start : start + len(group.hosts)], np.nan)
-            self.slot_state.gradient_norm[group.hosts, group.slot] = own
-            start += len(group.hosts)
+            if group.name != GATE:
+                own = np.where(self._learning(group), seeds[group.slot][group.hosts], np.nan)
+                self.slot_state.gradient_norm[group.hosts, group.slot] = own
         self._norm_sum.zero_()
         self._steps = 0

@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
+from simic.stacked import feature_layers
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
 
@@ -70,6 +71,8 @@ def _sequential(module: nn.Sequential, parameters: Parameters, x: Tensor) -> Ten
 
 
 def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
+    if x.dim() == 3:
+        return feature_layers.linear(x, parameters["weight"], parameters.get("bias"))
     weight, bias = parameters["weight"].transpose(1, 2), parameters.get("bias")
     flat = x.flatten(1, -2)
     out = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight)
@@ -90,8 +93,11 @@ def _group_norm(module: nn.GroupNorm, parameters: Parameters, x: Tensor) -> Tens
 
 
 def _layer_norm(module: nn.LayerNorm, parameters: Parameters, x: Tensor) -> Tensor:
-    out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
     normalized = module.normalized_shape
+    if x.dim() == 3 and len(normalized) == 1:
+        out = feature_layers.layer_norm(x, module.eps)
+    else:
+        out = F.layer_norm(x, normalized, eps=module.eps)
     return _affine(parameters, out, (x.shape[0], *[1] * (x.dim() - 1 - len(normalized)), *normalized))
 
 

@@ -9,8 +9,10 @@ three parameters, and a seed of two parameters in host 1:
     matrices        hosts (2, 3)      seed group (1, 2)
     vector          h0 h0 h0 h1 h1 h1 s1 s1
     row             0  0  0  1  1  1  2  2         of each element
-    entity          0        1        2            of each row: whose gradient norm is reported
+    entity          0        1        3            of each row: whose gradient norm is reported
     owner           0        1        1            of each row: the host whose gradient is clipped as a whole
+
+Entities are numbered hosts first, then slot by slot: the seed in slot s of host n is (s + 1) N + n.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from simic.stacked.precision import LossScale
     from simic.stacked.parameters import StackedParameters
 
 OptimizerName = Literal["adamw", "sgd"]
@@ -68,7 +71,7 @@ class OptimizerState:
 class StackedOptimizer:
     """Updates the rows of several matrices at once; it moves them and their optimizer state into common memory.
 
-    `entities` and `owners` have one array (R,) per matrix, see the example above. A seed with a gate has two rows.
+    `entities` and `owners` have one array (R,) per matrix, see the example above. The first matrix is that of the hosts.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class StackedOptimizer:
         entities: Sequence[np.ndarray],
         owners: Sequence[np.ndarray],
         config: OptimizerConfig,
+        *,
+        num_slots: int,
     ) -> None:
         self.config, self.matrices = config, list(matrices)
         states = [matrix.optimizer_state for matrix in matrices]
@@ -84,13 +89,16 @@ class StackedOptimizer:
         self._mean = torch.cat([state.mean.flatten() for state in states])
         self._square = torch.cat([state.square.flatten() for state in states])
         self._steps = torch.cat([state.steps for state in states])
-        self._entity = torch.from_numpy(np.concatenate(entities))
-        self._owner = torch.from_numpy(np.concatenate(owners))
-        widths = torch.tensor([m.rows.shape[1] for m in matrices]).repeat_interleave(
-            torch.tensor([m.rows.shape[0] for m in matrices])
-        )
-        self._row_of = torch.arange(len(widths)).repeat_interleave(widths)  # of every element
-        self.num_entities, self._num_hosts = int(self._entity.max()) + 1, int(self._owner.max()) + 1
+        device = self._rows.device
+        self._entity = torch.from_numpy(np.concatenate(entities)).to(device)
+        self._owner = torch.from_numpy(np.concatenate(owners)).to(device)
+        widths = np.repeat([m.rows.shape[1] for m in matrices], [m.rows.shape[0] for m in matrices])
+        self._widths = torch.from_numpy(widths).to(device)  # of every row
+        self._row_of = torch.from_numpy(np.repeat(np.arange(len(widths)), widths)).to(device)  # of every element
+        self._num_hosts = len(owners[0])
+        self.num_entities = (1 + num_slots) * self._num_hosts
+        self._units: list[StackedParameters | Tensor] = list(matrices)
+        """What gradients are taken of, in the order of the vector: matrices, or several of them as one tensor."""
         element, row = 0, 0
         for matrix in self.matrices:
             shape, end = matrix.rows.shape, element + matrix.rows.numel()
@@ -98,43 +106,74 @@ class StackedOptimizer:
             matrix.move_to(rows, OptimizerState(mean, square, self._steps[row : row + shape[0]]))
             element, row = end, row + shape[0]
 
-    def gradients(self, total: Tensor, earlier: Sequence[Tensor] | None) -> list[Tensor]:
-        """The gradient of `total` as one matrix (R, P) per matrix of parameters, added to `earlier` ones."""
-        leaves = [leaf for matrix in self.matrices for leaf in matrix.leaves.values()]
-        found = iter(torch.autograd.grad(total, leaves, allow_unused=True))
-        own = [matrix.flatten_gradients([next(found) for _ in matrix.leaves]) for matrix in self.matrices]
-        return own if earlier is None else [new.add_(old) for new, old in zip(own, earlier, strict=True)]
+    def join(self, matrices: Sequence[StackedParameters]) -> Tensor:
+        """The parameters of some adjacent matrices as one vector. From then on it receives their gradients."""
+        first = next(index for index, unit in enumerate(self._units) if unit is matrices[0])
+        assert all(unit is own for unit, own in zip(self._units[first:], matrices, strict=False)), "not adjacent"
+        start, size = matrices[0].rows.storage_offset(), sum(matrix.rows.numel() for matrix in matrices)
+        vector = self._rows[start : start + size].detach().requires_grad_()
+        self._units[first : first + len(matrices)] = [vector]
+        return vector
 
-    def step(self, gradients: Sequence[Tensor], rate: Tensor, active: Tensor) -> Tensor:
-        """One step in place with learning rates (N,); `active` is 1 for rows that learn, else 0. Norms per entity."""
-        gradient = torch.cat([part.flatten() for part in gradients])
-        # Squared norms by row, then by host; clipping follows torch.nn.utils.clip_grad_norm_.
-        squares = self._steps.new_zeros(len(self._steps)).index_add_(0, self._row_of, gradient.square())
-        hosts = squares.new_zeros(self._num_hosts).index_add_(0, self._owner, squares)
-        clip = (self.config.max_gradient_norm / (hosts.sqrt() + 1e-6)).clamp(max=1.0)
-        self._steps += active
-        _UPDATES[self.config.name](self, gradient, clip[self._owner], rate[self._owner] * active, active)
-        return squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).sqrt()
+    def gradient(self, total: Tensor, earlier: Tensor | None = None) -> Tensor:
+        """The gradient of `total` with respect to all parameters as one vector, added to an earlier one."""
+        leaves = [[unit] if isinstance(unit, Tensor) else [*unit.leaves.values()] for unit in self._units]
+        found = iter(torch.autograd.grad(total, [leaf for own in leaves for leaf in own], allow_unused=True))
+        parts = []
+        for unit, own in zip(self._units, leaves, strict=True):
+            gradients = [next(found) for _ in own]
+            if isinstance(unit, Tensor):
+                parts.append(torch.zeros_like(unit) if gradients[0] is None else gradients[0])
+            else:
+                parts.append(unit.flatten_gradients(gradients).flatten())
+        gradient = torch.cat(parts)
+        return gradient if earlier is None else gradient.add_(earlier)
 
-    def _adamw(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor) -> None:
+    def step(
+        self, gradient: Tensor, rate: Tensor, active: Tensor | None = None, loss_scale: LossScale | None = None
+    ) -> Tensor:
+        """One step in place with learning rates (N,). Returns the gradient norm of every entity.
+
+        `active` is 1 for rows that learn, else 0; None if all do. Gradients of scaled losses are scaled back.
+        """
+        squares = torch.segment_reduce(gradient.square(), "sum", lengths=self._widths, unsafe=True)
+        norms = squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).view(-1, self._num_hosts)
+        total, norms = norms.sum(0).sqrt(), norms.sqrt()
+        back = 1.0
+        if loss_scale is not None:
+            back, finite = 1 / loss_scale.scale, total.isfinite()
+            total, norms = total * back, norms * back
+            loss_scale.update(finite)
+            learns = finite[self._owner]
+            active = learns.to(squares.dtype) if active is None else active * learns
+            gradient = torch.where(learns[self._row_of], gradient, 0.0)
+        # Clipping follows torch.nn.utils.clip_grad_norm_.
+        clip = (self.config.max_gradient_norm / (total + 1e-6)).clamp(max=1.0) * back
+        self._steps += 1.0 if active is None else active
+        own_rate = rate[self._owner] if active is None else rate[self._owner] * active
+        _UPDATES[self.config.name](self, gradient, clip[self._owner], own_rate, active)
+        return norms.flatten()
+
+    def _adamw(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor | None) -> None:
         config, steps = self.config, self._steps.clamp(min=1)
-        # With active = 0 every factor below is neutral: the row and its moments keep their values exactly.
-        per_row = (
+        per_row = [
             clip,
-            (1 - config.beta1) * active,
-            (1 - config.beta2) * active,
             1 - rate * config.weight_decay,
             rate / (1 - config.beta1**steps),
             (1 - config.beta2**steps).sqrt(),
-        )
-        clip, mean_share, square_share, keep, rate, correction = torch.stack(per_row).index_select(1, self._row_of)
+        ]
+        # With active = 0 every factor below is neutral: the row and its moments keep their values exactly.
+        per_row += [] if active is None else [(1 - config.beta1) * active, (1 - config.beta2) * active]
+        clip, keep, rate, correction, *shares = torch.stack(per_row).index_select(1, self._row_of)
+        mean_share, square_share = shares or (1 - config.beta1, 1 - config.beta2)
         gradient = gradient * clip
         self._mean.lerp_(gradient, mean_share)
-        self._square.lerp_(gradient.square(), square_share)
+        self._square.lerp_(gradient.square_(), square_share)
         scale = self._square.sqrt().div_(correction).add_(config.epsilon)
-        self._rows.mul_(keep).sub_(self._mean.div(scale).mul_(rate))
+        self._rows.mul_(keep).sub_(torch.div(self._mean, scale).mul_(rate))
 
-    def _sgd(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor) -> None:
+    def _sgd(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor | None) -> None:
+        active = torch.ones_like(clip) if active is None else active
         momentum = 1 - active * (1 - self.config.beta1)
         clip, rate, active, momentum = torch.stack([clip, rate, active, momentum]).index_select(1, self._row_of)
         change = gradient.mul(clip).add_(self._rows, alpha=self.config.weight_decay).mul_(active)

@@ -1,157 +1,204 @@
-"""The seeds of one slot in N hosts: groups that run together, and the plan by which they are blended into a pass.
+"""The seeds of one slot in N hosts: groups with stacked parameters, and the plan by which they join a pass.
 
-Shapes: N hosts, R seeds in a group, B samples. Activations are (N, B, *their own shape).
+Shapes: N hosts, M of them in a pass, R seeds that are active in it, B samples, C features. Activations are
+(M, B, *their own shape); those of feature slots lie in memory as (M, C, B), samples last.
 
-Seeds with the same blueprint and operator in a slot form a group with stacked parameters (R, ...). In a forward pass
-the rows of the slot's activation are gathered group by group, every group runs as one module, and the rows are
-scattered back. Six hosts, two of them without a seed in this slot:
+Seeds with the same blueprint in a slot form a group, and so do their gates. A pass runs the seeds with one hidden layer
+together (see `two_layer`) and every other group by itself, and then blends all outputs into the activation at once.
+Seeds are sorted by their blend operator, so that each operator works on a range. Six hosts:
 
     host                0     1     2     3     4     5
-    seed                mlp   -     norm  mlp   -     norm
+    seed                mlp   -     norm  glu   -     mlp
+    operator            gate        add   add         multiply
 
-    sorted_rows         1  4  |  0  3  |  2  5        gather: rows without a seed first, then group by group
-                        as is |  mlp   |  norm        one call per group
-    restore             2  0  4  3  1  5              scatter: where each host's row is in the sorted order
+    at                  2  3  | 5        | 0          rows of the activation, sorted by operator
+                        add   | multiply | gate
+    groups of rows      mlp and glu: seeds 1, 2, 3;  norm: seed 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blend import OPERATORS, straight_through
+from simic.growth.blend import straight_through
+from simic.stacked.blend import Blending, blend
 from simic.stacked.layers import run_stacked
 from simic.stacked.parameters import StackedParameters, take_rows
+from simic.stacked.two_layer import BlockPlan, Seeds, TwoLayer, plan_blocks, run_blocks
 
-GroupKey = tuple[int, str, str]
-"""Slot, blueprint, operator."""
+GroupKey = tuple[int, str]
+"""Slot, and a blueprint or GATE."""
+GATE = "(gate)"
+"""Name of the group of a slot's gates; no blueprint can have it, because names are identifiers."""
+OPERATORS = ("add", "multiply", "gate")
+"""Blend operators in the order in which seeds are sorted."""
 
 
 @dataclass
 class SeedGroup:
-    """Seeds of one blueprint and operator in one slot of several hosts."""
+    """Seeds of one blueprint in one slot of several hosts, or the gates of that slot."""
 
     slot: int
-    operator: str
-    parts: dict[str, nn.Module]  # the branch and, for the gate operator, the gate; used for their structure only
+    name: str
+    module: nn.Module  # a branch or a gate; used for its structure only
     hosts: np.ndarray  # (R,) the host of each row
-    matrices: dict[str, StackedParameters]  # the parameters of each part
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of one seed, its gate included."""
-        return sum(matrix.rows.shape[1] for matrix in self.matrices.values())
+    parameters: StackedParameters
+    two_layer: TwoLayer | None = None  # how the seeds run together with those of other blueprints, if they can
+    start: int = 0  # of its parameters in the slot's vector
 
 
-@dataclass(frozen=True)
-class ActiveSeeds:
-    """Seeds of one group that take part in a pass."""
+class Batch(NamedTuple):
+    """Seeds of one group that run as one module."""
 
     group: SeedGroup
     rows: Tensor | None  # their rows in the group; None for all
     at: Tensor  # their rows in the activation
-    alpha: Tensor  # (R,)
-    straight: bool  # straight-through incubation: output unchanged, gradient for the seed only
-    learns: bool  # whether the seeds' parameters receive gradients
+    number: Tensor | None  # their numbers among the seeds of the pass; None for all, in order
+
+    def run(self, h: Tensor, *, learns: bool) -> Tensor:
+        """The outputs for the rows of an activation (M, B, ...)."""
+        own = take_rows(self.group.parameters.by_name, self.rows, constant=not learns)
+        return run_stacked(self.group.module, own, h)
 
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """Which seeds are active in a slot during one pass, and how the rows of the activation are rearranged for them."""
+    """Which seeds are active in a slot during one pass, how they run and how they are blended in."""
 
-    active_seeds: list[ActiveSeeds]
-    sorted_rows: Tensor
-    restore: Tensor
-    sizes: list[int]  # rows without a seed, then those of each of `active_seeds`
-    already_sorted: bool  # one group covers all rows in order, so nothing needs to be rearranged
+    samples_last: bool
+    learns: bool  # whether the seeds' parameters receive gradients
+    blending: Blending | None  # None if no seed is blended in
+    blocks: BlockPlan | None
+    vector: Tensor | None  # the parameters of all seeds that can run in blocks
+    batches: list[Batch]
+    gates: Batch | None
+    straight: list[Batch]  # seeds in straight-through incubation
+
+
+class SlotSeeds(NamedTuple):
+    """All seeds of a slot, from which passes are planned."""
+
+    groups: Sequence[SeedGroup]
+    gates: SeedGroup | None
+    vector: Tensor | None  # see SlotPlan
+    features: int | None  # of a feature slot, else None
+    rank: int  # dimensions of an activation without the first
+    operator: np.ndarray  # (N,) index into OPERATORS
 
 
 def plan_slot(
-    groups: Iterable[SeedGroup], hosts: np.ndarray, alpha: np.ndarray, straight: np.ndarray, *, learns: bool
+    slot: SlotSeeds, hosts: np.ndarray, alpha: np.ndarray, straight: np.ndarray, like: Tensor, *, learns: bool
 ) -> SlotPlan:
-    """Plan a slot for a pass of `hosts` (M,), given its groups and the alpha (N,) of every host.
+    """Plan a slot for a pass of `hosts` (M,), given the alpha (N,) of every host.
 
-    Seeds are active where alpha > 0, and where `straight` (N,) says that they learn straight-through.
+    Seeds are active where alpha > 0, and where `straight` (N,) says that they learn straight-through. Numbers become
+    tensors with the dtype and device of `like`.
     """
     row_of_host = np.full(len(alpha), -1)
     row_of_host[hosts] = np.arange(len(hosts))
-    active_seeds = []
+    owners = hosts[(alpha[hosts] > 0) & _is_member(slot.groups, len(alpha))[hosts]]
+    owners = owners[np.argsort(slot.operator[owners], kind="stable")]
+    number_of_host = np.full(len(alpha), -1)
+    number_of_host[owners] = np.arange(len(owners))
+    in_blocks, batches = list[Seeds](), list[Batch]()
+    for group in slot.groups:
+        if not (rows := np.flatnonzero(number_of_host[group.hosts] >= 0)).size:
+            continue
+        number = number_of_host[group.hosts[rows]]
+        if group.two_layer is not None:
+            in_blocks.append(Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number))
+        else:
+            batches.append(_batch(group, rows, row_of_host, like.device, number))
+    at, blocks, gates = row_of_host[owners], None, None
+    if in_blocks:
+        assert slot.features is not None
+        assert slot.vector is not None
+        blocks = plan_blocks(in_blocks, at, slot.features, slot.vector.numel(), like.device)
+    _, multiply, gate, end = np.searchsorted(slot.operator[owners], range(4)).tolist()
+    if end > gate:
+        assert slot.gates is not None
+        row_in_gates = np.empty(len(alpha), dtype=np.int64)
+        row_in_gates[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
+        gates = _batch(slot.gates, row_in_gates[owners[gate:]], row_of_host, like.device)
+    blending = Blending(
+        at=torch.from_numpy(at).to(like.device),
+        alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.rank),
+        multiply=slice(multiply, gate),
+        gate=slice(gate, end),
+    )
+    return SlotPlan(
+        samples_last=slot.features is not None,
+        learns=learns,
+        blending=blending if len(owners) else None,
+        blocks=blocks,
+        vector=slot.vector,
+        batches=batches,
+        gates=gates,
+        straight=[
+            _batch(group, rows, row_of_host, like.device)
+            for group in slot.groups
+            if (rows := np.flatnonzero((row_of_host[group.hosts] >= 0) & straight[group.hosts])).size
+        ],
+    )
+
+
+def _is_member(groups: Iterable[SeedGroup], num_hosts: int) -> np.ndarray:
+    """Whether each host has a seed in one of these groups (N,)."""
+    member = np.zeros(num_hosts, dtype=bool)
     for group in groups:
-        in_pass = row_of_host[group.hosts] >= 0
-        for is_straight, mask in ((False, alpha > 0), (True, straight)):
-            if not (rows := np.flatnonzero(in_pass & mask[group.hosts])).size:
-                continue
-            owners = group.hosts[rows]
-            active_seeds.append(
-                ActiveSeeds(
-                    group=group,
-                    rows=None if len(rows) == len(group.hosts) else torch.from_numpy(rows),
-                    at=torch.from_numpy(row_of_host[owners]),
-                    alpha=torch.from_numpy(alpha[owners]).to(group.matrices["branch"].rows),
-                    straight=is_straight,
-                    learns=learns,
-                )
-            )
-    return _arrange(active_seeds, len(hosts))
+        member[group.hosts] = True
+    return member
 
 
-def _arrange(active_seeds: list[ActiveSeeds], num_rows: int) -> SlotPlan:
-    untouched = torch.ones(num_rows, dtype=torch.bool)
-    for active in active_seeds:
-        untouched[active.at] = False
-    rows = torch.cat([untouched.nonzero().squeeze(1), *(active.at for active in active_seeds)])
-    sizes = [int(untouched.sum()), *(len(active.at) for active in active_seeds)]
-    already_sorted = len(active_seeds) == 1 and not sizes[0] and bool((rows == torch.arange(num_rows)).all())
-    return SlotPlan(active_seeds, rows, rows.argsort(), sizes, already_sorted)
+def _batch(
+    group: SeedGroup, rows: np.ndarray, row_of_host: np.ndarray, device: torch.device, number: np.ndarray | None = None
+) -> Batch:
+    every = len(rows) == len(group.hosts) and bool((rows == np.arange(len(rows))).all())
+    return Batch(
+        group=group,
+        rows=None if every else torch.from_numpy(rows).to(device),
+        at=torch.from_numpy(row_of_host[group.hosts[rows]]).to(device),
+        number=None if number is None else torch.from_numpy(number).to(device),
+    )
 
 
 def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
     """The activation h of a slot with all active seeds blended in."""
-    if not plan.active_seeds:
-        return h
-    if plan.already_sorted:
-        return _blend_group(h, plan.active_seeds[0])
-    untouched, *parts = _permute(h, plan.sorted_rows, plan.restore).split(plan.sizes)
-    blended = [_blend_group(part, active) for part, active in zip(parts, plan.active_seeds, strict=True)]
-    return _permute(torch.cat([untouched, *blended]), plan.restore, plan.sorted_rows)
-
-
-def _blend_group(h: Tensor, active: ActiveSeeds) -> Tensor:
-    group = active.group
-    own = {
-        part: take_rows(matrix.by_name, active.rows, constant=not active.learns)
-        for part, matrix in group.matrices.items()
-    }
-    if active.straight:
+    for batch in plan.straight:
         # Detached input: the seed learns, but its gradient does not reach the host.
-        return straight_through(h, run_stacked(group.parts["branch"], own["branch"], h.detach()))
-    branch = run_stacked(group.parts["branch"], own["branch"], h)
-    gate = run_stacked(group.parts["gate"], own["gate"], h) if "gate" in own else None
-    return OPERATORS[group.operator](h, branch, active.alpha.view(-1, *[1] * (h.dim() - 1)), gate)
+        own = h.index_select(0, batch.at)
+        h = h.index_copy(0, batch.at, straight_through(own, batch.run(own.detach(), learns=plan.learns)))
+    if plan.blending is None:
+        return h
+    rows = h.transpose(1, 2) if plan.samples_last else h
+    out = blend(rows, _outputs(rows, plan), _gates(rows, plan), plan.blending)
+    return out.transpose(1, 2) if plan.samples_last else out
 
 
-def _permute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    permuted = _Permute.apply(x, order, inverse)
-    assert isinstance(permuted, Tensor)
-    return permuted
+def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
+    """Outputs (R, ...) of all active seeds, in the memory layout of h."""
+    outputs = [_run(batch, h, plan) for batch in plan.batches]
+    if plan.blocks is not None:
+        assert plan.vector is not None
+        y = run_blocks(h, plan.vector if plan.learns else plan.vector.detach(), plan.blocks)
+        for batch, own in zip(plan.batches, outputs, strict=True):
+            y = y.index_add(0, batch.number, own)
+        return y
+    numbers = torch.cat([batch.number for batch in plan.batches])
+    return torch.cat(outputs).index_select(0, numbers.argsort())
 
 
-class _Permute(torch.autograd.Function):
-    """`x.index_select(0, order)` for a permutation.
+def _gates(h: Tensor, plan: SlotPlan) -> Tensor | None:
+    return None if plan.gates is None else _run(plan.gates, h, plan)
 
-    The backward pass of index_select adds up, since an index may occur twice; that of a permutation is a mere gather.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+def _run(batch: Batch, h: Tensor, plan: SlotPlan) -> Tensor:
+    own = h.index_select(0, batch.at)
+    out = batch.run(own.transpose(1, 2) if plan.samples_last else own, learns=plan.learns)
+    return out.transpose(1, 2) if plan.samples_last else out

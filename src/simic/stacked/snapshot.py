@@ -5,7 +5,6 @@ Shapes: N hosts, R seeds of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +23,14 @@ class _Rows:
     """Copies of the seeds of one group."""
 
     hosts: np.ndarray  # (R,) the host of each row
-    tensors: list[Tensor]  # (R, ...) weights and optimizer state of each part
+    tensors: list[Tensor]  # (R, ...) weights and optimizer state
 
 
 class Snapshot:
     """The last good weights and optimizer state of N hosts and their seeds; written in place, so memory stays flat."""
 
     def __init__(self, hosts: StackedHosts) -> None:
-        self._hosts = [tensor.clone() for tensor in _tensors([hosts.hosts])]
+        self._hosts = [tensor.clone() for tensor in _host_tensors(hosts)]
         self._seeds: dict[GroupKey, _Rows] = {}
         self.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
 
@@ -40,7 +39,7 @@ class Snapshot:
 
         Live seeds are saved too: one that is fossilized before the next snapshot then has weights to return to.
         """
-        _copy(self._hosts, _tensors([hosts.hosts]), which)
+        _copy(self._hosts, _host_tensors(hosts), which)
         for key in [*self._seeds, *(key for key in hosts.groups if key not in self._seeds)]:
             self._save_seeds(key, hosts.groups.get(key), which)
 
@@ -51,32 +50,34 @@ class Snapshot:
         """
         if not which.any():
             return
-        _copy(_tensors([hosts.hosts]), self._hosts, which)
+        _copy(_host_tensors(hosts), self._hosts, which)
         remove(hosts.slot_state, np.nonzero(hosts.slot_state.live & which[:, None]))
         hosts.sync_with_slots()
         for key, group in hosts.groups.items():
             mine = np.flatnonzero(which[group.hosts])
             owners, saved = group.hosts[mine], self._seeds.get(key)
             assert (hosts.slot_state.stage[owners, group.slot] == Stage.FOSSILIZED).all(), "a live seed survived"
-            tensors = _tensors(group.matrices.values())
+            tensors = _tensors(group.parameters)
+            rows = _on_device(mine, tensors)
             for tensor in tensors:
-                tensor[torch.from_numpy(mine)] = 0
+                tensor[rows] = 0
             if saved is not None:
                 _, to, source = np.intersect1d(owners, saved.hosts, return_indices=True)
+                to, source = _on_device(mine[to], tensors), _on_device(source, tensors)
                 for tensor, good in zip(tensors, saved.tensors, strict=True):
-                    tensor[torch.from_numpy(mine[to])] = good[torch.from_numpy(source)]
+                    tensor[to] = good[source]
 
     def _save_seeds(self, key: GroupKey, group: SeedGroup | None, which: np.ndarray) -> None:
         saved = self._seeds.get(key)
         if saved is not None and group is not None and np.array_equal(saved.hosts, group.hosts):
-            _copy(saved.tensors, _tensors(group.matrices.values()), which[group.hosts])
+            _copy(saved.tensors, _tensors(group.parameters), which[group.hosts])
             return
         # The group has changed: rows of other hosts stay as they were saved, rows of `which` come from the group.
         pieces: list[_Rows] = []
         if saved is not None:
             pieces.append(_select(saved.hosts, saved.tensors, ~which[saved.hosts]))
         if group is not None:
-            pieces.append(_select(group.hosts, _tensors(group.matrices.values()), which[group.hosts]))
+            pieces.append(_select(group.hosts, _tensors(group.parameters), which[group.hosts]))
         owners = np.concatenate([piece.hosts for piece in pieces])
         self._seeds.pop(key, None)
         if owners.size:
@@ -84,14 +85,22 @@ class Snapshot:
             self._seeds[key] = _Rows(owners, [torch.cat(column) for column in columns])
 
 
-def _tensors(matrices: Iterable[StackedParameters]) -> list[Tensor]:
+def _tensors(parameters: StackedParameters) -> list[Tensor]:
     """Weights and optimizer state, each with one row per network."""
-    return [tensor for matrix in matrices for tensor in (matrix.rows, *matrix.optimizer_state.tensors())]
+    return [parameters.rows, *parameters.optimizer_state.tensors()]
+
+
+def _host_tensors(hosts: StackedHosts) -> list[Tensor]:
+    return [*_tensors(hosts.hosts), *(hosts.loss_scale.tensors() if hosts.loss_scale is not None else ())]
+
+
+def _on_device(rows: np.ndarray, tensors: list[Tensor]) -> Tensor:
+    return torch.from_numpy(rows).to(tensors[0].device)
 
 
 def _copy(to: list[Tensor], source: list[Tensor], which: np.ndarray) -> None:
     """Copy the rows of a mask, in place."""
-    rows = None if which.all() else torch.from_numpy(np.flatnonzero(which))
+    rows = None if which.all() else _on_device(np.flatnonzero(which), to)
     for old, new in zip(to, source, strict=True):
         if rows is None:
             old.copy_(new)
@@ -100,5 +109,5 @@ def _copy(to: list[Tensor], source: list[Tensor], which: np.ndarray) -> None:
 
 
 def _select(hosts: np.ndarray, tensors: list[Tensor], chosen: np.ndarray) -> _Rows:
-    rows = torch.from_numpy(np.flatnonzero(chosen))
+    rows = _on_device(np.flatnonzero(chosen), tensors)
     return _Rows(hosts[chosen], [tensor[rows] for tensor in tensors])

@@ -4,18 +4,19 @@ Shapes: N hosts, S slots. A host is a Sequential of segments; slot s < S lies be
 
     x -> segment 0 -> slot 0 -> segment 1 -> slot 1 -> ... -> last segment -> output
 
-The parameters of the N hosts are one `StackedParameters` with a row per host; those of the seeds are one per group and
-part (see `seed_groups`), with a row per seed. Three hosts with an mlp in slot 0 of hosts 0 and 2 and a gated norm in
-slot 1 of host 1:
+The parameters of the N hosts are one `StackedParameters` with a row per host; those of the seeds are one per group (see
+`seed_groups`), with a row per seed. Three hosts with an mlp in slot 0 of hosts 0 and 2 and a gated norm in slot 1 of
+host 1:
 
-    hosts                             rows of hosts 0, 1, 2
-    groups[0, "mlp", "add"]           branch: rows of hosts 0, 2
-    groups[1, "norm", "gate"]         branch: row of host 1; gate: row of host 1
+    hosts                rows of hosts 0, 1, 2
+    groups[0, "mlp"]     rows of hosts 0, 2
+    groups[1, "norm"]    row of host 1
+    groups[1, GATE]      row of host 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -30,9 +31,10 @@ from simic.lifecycle.slots import SlotState
 from simic.stacked.check import check_alike, check_blueprint, check_hosts, check_parameters, segments_of
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
 from simic.stacked.parameters import Parameters, StackedParameters, part_of, row_of
-from simic.stacked.seed_groups import GroupKey, SeedGroup
+from simic.stacked.seed_groups import GATE, OPERATORS, GroupKey, SeedGroup, SlotSeeds
+from simic.stacked.two_layer import MAX_FEATURES, two_layer
 
-_OPERATORS = np.array([style.operator for style in STYLES])
+_OPERATOR = np.array([OPERATORS.index(style.operator) for style in STYLES])
 
 
 class Structure:
@@ -44,7 +46,11 @@ class Structure:
         slot_names: Sequence[str],
         example_input: Tensor,
         rng_seeds: Sequence[int],
+        *,
+        join_seeds: bool = True,
+        device: torch.device | None = None,
     ) -> None:
+        """`join_seeds` runs seeds of different blueprints together where it can."""
         if not len(rng_seeds):
             raise ValueError("rng_seeds must name at least one host, got none: give one rng seed per host")
         self._make_host = make_host
@@ -63,11 +69,19 @@ class Structure:
         compared = hosts if len(hosts) > 1 else [*hosts, self._new_host(int(rng_seeds[0]) + 1)]
         self.overwriting = check_hosts(compared, self.sites, example_input)
         """Segments that overwrite their input."""
-        self.reference = next(self._template.parameters()).detach()
+        self.join_seeds = join_seeds
+        self.reference = next(self._template.parameters()).detach().to(device)
         """A tensor with the dtype and device of all parameters."""
         self.hosts = StackedParameters.of_modules(hosts, self.reference)
         self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
+        for segment in self.segments:
+            segment.to(self.reference.device)  # their buffers are shared by all hosts
         self.groups: dict[GroupKey, SeedGroup] = {}
+        self.ordered: list[SeedGroup] = []
+        """The groups in the order of the optimizer's rows."""
+        self.operator = np.zeros((len(rng_seeds), len(self.sites)), dtype=np.int64)
+        """Blend operator of every seed (N, S), an index into OPERATORS."""
+        self._vectors: dict[int, Tensor] = {}
         self._changed = True
 
     def _new_host(self, rng_seed: int) -> nn.Sequential:
@@ -79,10 +93,10 @@ class Structure:
         """Give some hosts newly initialized parameters and an empty optimizer state."""
         networks = [self._new_host(int(rng_seed)) for rng_seed in rng_seeds]
         check_alike(self._template, networks)
-        for host, network in zip(hosts, networks, strict=True):
-            self.hosts.rows[host] = row_of(network, self.reference)
+        rows = torch.from_numpy(np.asarray(hosts)).to(self.reference.device)
+        self.hosts.rows[rows] = torch.stack([row_of(network, self.reference) for network in networks])
         for tensor in self.hosts.optimizer_state.tensors():
-            tensor[hosts] = 0
+            tensor[rows] = 0
 
     def segment_parameters(self) -> list[Parameters]:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
@@ -93,37 +107,47 @@ class Structure:
     def new_seed(self, slot: int, blueprint_index: int, entropy: tuple[int, ...]) -> nn.Module:
         """Build a seed's branch, initialized from `entropy`; raise if it does not fit or cannot run stacked."""
         site = self.sites[slot]
-        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, self.reference, check=False)
-        check_blueprint(seed.blueprint, site, self.reference)
+        cpu = self.reference.new_empty(0, device="cpu")
+        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, cpu, check=False)
+        check_blueprint(seed.blueprint, site, cpu)
         return seed.branch
 
-    def add_seed(self, key: GroupKey, host: int, branch: nn.Module, weights: StackedParameters | None = None) -> None:
-        """Put a seed into its group, with the parameters of `branch` or the given row; a gate is always new."""
-        slot, _, operator = key
-        parts = {"branch": branch}
-        matrices = {"branch": weights or StackedParameters.of_modules([branch], self.reference)}
-        if operator == "gate":
-            parts["gate"] = new_gate(self.sites[slot].shape, self.reference)
-            matrices["gate"] = StackedParameters.of_modules([parts["gate"]], self.reference)
+    def add_seeds(self, seeds: Iterable[tuple[int, str, int, nn.Module]]) -> None:
+        """Put newborn seeds (slot, blueprint, host, branch) into their groups; gates come with `sync_with_slots`."""
+        born: dict[GroupKey, list[tuple[int, nn.Module]]] = {}
+        for slot, blueprint, host, branch in seeds:
+            born.setdefault((slot, blueprint), []).append((host, branch))
+        for key, own in born.items():
+            self._add_rows(key, *zip(*own, strict=True))
+
+    def _add_rows(self, key: GroupKey, hosts: Sequence[int], modules: Sequence[nn.Module]) -> None:
         self._changed = True
-        group = self.groups.get(key)
-        if group is None:
-            self.groups[key] = SeedGroup(slot, operator, parts, np.array([host]), matrices)
-        else:
-            group.hosts = np.append(group.hosts, host)
-            group.matrices = {part: matrix.append(matrices[part]) for part, matrix in group.matrices.items()}
+        rows, group = StackedParameters.of_modules(modules, self.reference), self.groups.get(key)
+        if group is not None:
+            group.hosts, group.parameters = np.append(group.hosts, hosts), group.parameters.append(rows)
+            return
+        slot, name = key
+        shape = self.sites[slot].shape
+        narrow = name != GATE and shape.topology == "features" and shape.features <= MAX_FEATURES
+        kind = two_layer(modules[0]) if narrow and self.join_seeds else None
+        module = modules[0].to(self.reference.device)
+        self.groups[key] = SeedGroup(slot, name, module, np.array(hosts), rows, kind)
 
     def sync_with_slots(self, slot_state: SlotState) -> bool:
-        """Drop seeds that the slots no longer hold and regroup those with a new operator; whether groups changed."""
+        """Drop seeds and gates that the slots no longer hold and add missing gates; whether groups changed."""
+        gated = slot_state.occupied & (_OPERATOR[slot_state.style] == OPERATORS.index("gate"))
         for key, group in list(self.groups.items()):
-            slot, blueprint, operator = key
-            present = slot_state.blueprint[group.hosts, slot] == self.blueprint_names.index(blueprint)
-            operators = _OPERATORS[slot_state.style[group.hosts, slot]]
-            for row in np.flatnonzero(present & (operators != operator)):
-                weights = group.matrices["branch"].select(torch.tensor([row]))
-                new_key = (slot, blueprint, str(operators[row]))
-                self.add_seed(new_key, int(group.hosts[row]), group.parts["branch"], weights)
-            self._keep_rows(key, present & (operators == operator))
+            slot, name = key
+            index = self.blueprint_names.index(name) if name != GATE else None
+            here = gated[:, slot] if index is None else slot_state.blueprint[:, slot] == index
+            self._keep_rows(key, here[group.hosts])
+        for slot, site in enumerate(self.sites):
+            group = self.groups.get((slot, GATE))
+            known = () if group is None else group.hosts
+            if missing := np.setdiff1d(np.flatnonzero(gated[:, slot]), known).tolist():
+                cpu = self.reference.new_empty(0, device="cpu")
+                self._add_rows((slot, GATE), missing, [new_gate(site.shape, cpu) for _ in missing])
+        self.operator = np.where(slot_state.occupied, _OPERATOR[slot_state.style], 0)
         changed, self._changed = self._changed, False
         return changed
 
@@ -134,20 +158,37 @@ class Structure:
         if not kept.any():
             del self.groups[key]
             return
-        group, rows = self.groups[key], torch.from_numpy(np.flatnonzero(kept))
-        group.hosts = group.hosts[kept]
-        group.matrices = {part: matrix.select(rows) for part, matrix in group.matrices.items()}
+        group, rows = self.groups[key], torch.from_numpy(np.flatnonzero(kept)).to(self.reference.device)
+        group.hosts, group.parameters = group.hosts[kept], group.parameters.select(rows)
 
-    # Rows of all matrices: those of the hosts first, then group by group.
+    def seeds_of(self, slot: int) -> SlotSeeds:
+        """All seeds of a slot, as passes are planned from; valid until the groups change."""
+        shape = self.sites[slot].shape
+        return SlotSeeds(
+            groups=[group for (at, name), group in self.groups.items() if at == slot and name != GATE],
+            gates=self.groups.get((slot, GATE)),
+            vector=self._vectors.get(slot),
+            features=shape.features if shape.topology == "features" else None,
+            rank=shape.rank,
+            operator=self.operator[:, slot],
+        )
+
+    # Rows of all matrices: those of the hosts first, then slot by slot, seeds that run in blocks side by side.
 
     def new_optimizer(self, config: OptimizerConfig) -> StackedOptimizer:
-        """An optimizer for all rows; hosts are its entities 0..N-1, the seeds of the groups follow in order."""
+        """An optimizer for all rows. Host n is its entity n, the seed in slot s of host n is entity (s + 1) N + n."""
         every_host = np.arange(len(self.hosts.rows))
-        matrices, entities, owners, start = [self.hosts], [every_host], [every_host], len(every_host)
-        for group in self.groups.values():
-            for matrix in group.matrices.values():
-                matrices.append(matrix)
-                entities.append(start + np.arange(len(group.hosts)))
-                owners.append(group.hosts)
-            start += len(group.hosts)
-        return StackedOptimizer(matrices, entities, owners, config)
+        matrices, entities, owners = [self.hosts], [every_host], [every_host]
+        joined: dict[int, list[StackedParameters]] = {}
+        self.ordered = sorted(self.groups.values(), key=lambda group: (group.slot, group.two_layer is None))
+        for group in self.ordered:
+            matrices.append(group.parameters)
+            entities.append((group.slot + 1) * len(every_host) + group.hosts)
+            owners.append(group.hosts)
+            if group.two_layer is not None:
+                own = joined.setdefault(group.slot, [])
+                group.start = sum(matrix.rows.numel() for matrix in own)
+                own.append(group.parameters)
+        optimizer = StackedOptimizer(matrices, entities, owners, config, num_slots=len(self.sites))
+        self._vectors = {slot: optimizer.join(own) for slot, own in joined.items()}
+        return optimizer

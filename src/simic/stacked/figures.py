@@ -1,0 +1,66 @@
+"""Losses and metrics of N hosts at once.
+
+Shapes: N hosts, B samples, K classes. Outputs are (N, B, ...), targets (N, B, ...), results (N,).
+
+A task's functions take one host, so they run under vmap. Those of simic have a stacked form, which is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from simic.tasks.task import accuracy, mean_cross_entropy
+
+Figure = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> a number, or a number per host."""
+IGNORED = -100
+"""Targets that a mean over samples leaves out, as in torch's cross entropy."""
+
+
+def stacked_figure(figure: Figure) -> Figure:
+    """A function of one host as a function of N hosts."""
+    return STACKED.get(figure) or vmap(figure)
+
+
+def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    losses = _CrossEntropy.apply(logits.flatten(1, -2).transpose(1, 2), targets.flatten(1))
+    assert isinstance(losses, Tensor)
+    return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of logits (N, K, B) and targets (N, B); samples last, so that a few classes cost little."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        counted = targets != IGNORED
+        target, share = targets.clamp(min=0).unsqueeze(1), counted / counted.sum(1, keepdim=True)
+        shifted = logits - logits.amax(1, keepdim=True)
+        exponential = shifted.exp()
+        total = exponential.sum(1, keepdim=True)
+        ctx.save_for_backward(exponential, total, target, share)
+        return ((total.log() - shifted.gather(1, target)).squeeze(1) * share.to(logits.dtype)).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        exponential, total, target, share = ctx.saved_tensors
+        weight = (share.to(grad.dtype) * grad.unsqueeze(1)).unsqueeze(1)  # (N, 1, B)
+        return (exponential * (weight / total)).scatter_add_(1, target, -weight), None
+
+
+def _accuracies(logits: Tensor, targets: Tensor) -> Tensor:
+    """A target counts if no class beats it; of equal logits the first wins, as in argmax, which is far slower."""
+    logits, target = logits.flatten(1, -2).transpose(1, 2), targets.flatten(1).unsqueeze(1)
+    own = logits.gather(1, target.clamp(min=0))
+    earlier = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1) < target
+    # Not `logits > own`: a NaN beats every target.
+    beaten = (logits <= own).logical_not_().logical_or_((logits == own).logical_and_(earlier)).any(1)
+    return (beaten.logical_not_() & (targets.flatten(1) >= 0)).float().mean(1)
+
+
+STACKED: dict[Figure, Figure] = {mean_cross_entropy: _cross_entropies, accuracy: _accuracies}
