@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 # Before jax is imported, which makes its threads then: one of them, as everything here is measured with one.
@@ -83,12 +84,12 @@ def initial_tree(architecture: Architecture, key: jax.Array, last: float = 0.0) 
     width, keys = architecture.width, iter(jax.random.split(key, 99))
 
     def linear(fan_in: int, fan_out: int, scale: float | None = None) -> tuple[jax.Array, jax.Array]:
-        scale = fan_in**-0.5 if scale is None else scale
-        return scale * jax.random.normal(next(keys), (fan_in, fan_out)), jnp.zeros(fan_out)
+        deviation = fan_in**-0.5 if scale is None else scale
+        return deviation * jax.random.normal(next(keys), (fan_in, fan_out)), jnp.zeros(fan_out)
 
     sizes = [architecture.in_features, *[width] * architecture.depth, architecture.num_classes]
     return {
-        "host": [linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)],
+        "host": [linear(a, b) for a, b in pairwise(sizes)],
         "seeds": [(linear(width, HIDDEN), linear(HIDDEN, width, last)) for _ in architecture.seeds],
     }
 
@@ -171,9 +172,7 @@ class Program:
         loss, gradient = jax.value_and_grad(loss_of)(training.parameters)
         return adamw(training, gradient, rate), loss
 
-    def _evaluate(
-        self, training: Training, data: HostData, alpha: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _evaluate(self, training: Training, data: HostData, alpha: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Loss, accuracy, and the accuracy without each seed (G,). The compiler shares what the passes share."""
         x, y, tree = data.validation_x, data.validation_y, self.tree(training.parameters)
         logits = forward(self.architecture, tree, alpha, x)
@@ -256,8 +255,9 @@ def _torch_linear(weight: Any, bias: Any) -> nn.Linear:
     return layer
 
 
-def check(architecture: Architecture = Architecture(4, 8, 2, 3, (0, 1)), num_hosts: int = 3, steps: int = 2) -> float:
+def check(num_hosts: int = 3, steps: int = 2) -> float:
     """Raise unless training steps, validation and ablations equal PyTorch's; returns the greatest difference."""
+    architecture = Architecture(in_features=4, width=8, depth=2, num_classes=3, seeds=(0, 1))
     program, rng = Program(architecture, batch_size=64), np.random.default_rng(0)
     # Large inputs, so that gradients are clipped, and seeds that say something.
     x = 8 * rng.normal(size=(num_hosts, 64, architecture.in_features)).astype(np.float32)
