@@ -212,13 +212,15 @@ def print_contest(best: Best, sizes: Sequence[int]) -> dict[str, float]:
     return result
 
 
-def print_tasks(best: Best) -> None:
-    """Print how the tasks differ, at the default group size."""
+def print_tasks(best: Best) -> dict[str, float]:
+    """Print how the tasks differ, at the default group size; returns the ratio of the first task, which has two slots."""
     kinds = contestants(DEFAULT, before=False)
     for task, found in enumerate(zip(*(best.answers(name, kind, DEFAULT) for name, kind in kinds), strict=True)):
         rates = [DEFAULT * CONFIG.episode.horizon / answer.seconds for answer in found]
         each = ", ".join(f"{name} {kind} {rate:.0f}" for (name, kind), rate in zip(kinds, rates, strict=True))
         print(f"task {task}, N = {DEFAULT}: {each}; {found[0].seeds:.2f} seeds per host")
+    ours, jax = (best.answers(name, "grown", DEFAULT)[0] for name in ("simic", "jax"))
+    return {"jax_ratio_two_slots": jax.seconds / ours.seconds}
 
 
 def print_plain_loop(rounds: int) -> dict[str, float]:
@@ -267,8 +269,7 @@ def main(options: Options) -> None:
     result = print_memory() if options.memory else {}
     sizes = sorted({*options.num_hosts, DEFAULT, BEFORE_NUM_HOSTS})
     best = contest(options, sizes)
-    result = print_contest(best, sizes) | result
-    print_tasks(best)
+    result = print_contest(best, sizes) | print_tasks(best) | result
     if options.plain_loop:
         result |= print_plain_loop(options.rounds)
     print("RESULT " + json.dumps({name: round(value, 3) for name, value in result.items()}))
