@@ -213,7 +213,7 @@ def print_contest(best: Best, sizes: Sequence[int]) -> dict[str, float]:
 
 
 def print_tasks(best: Best) -> dict[str, float]:
-    """Print how the tasks differ, at the default group size; returns the ratio of the first task, which has two slots."""
+    """Print how tasks differ, at the default group size; returns the ratio of the first, whose hosts have two slots."""
     kinds = contestants(DEFAULT, before=False)
     for task, found in enumerate(zip(*(best.answers(name, kind, DEFAULT) for name, kind in kinds), strict=True)):
         rates = [DEFAULT * CONFIG.episode.horizon / answer.seconds for answer in found]
