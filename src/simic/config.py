@@ -19,6 +19,7 @@ from simic.policy.config import PolicyConfig
 from simic.ppo.config import ImitationConfig, IQLConfig, PPOConfig
 from simic.rewards.schemes import RewardConfig
 from simic.settings import MISSING, check_settings, differences, override, to_tables
+from simic.stacked.config import HostsConfig
 from simic.storage.json_files import check_values, parse_json, read_text
 from simic.tasks.registry import FAMILIES, TASKS, check_name
 from simic.telemetry.anomalies import Thresholds
@@ -57,7 +58,7 @@ class RunConfig:
     workers: int = 2
     """Processes that train hosts; 0 uses the main process. The result is the same."""
     device: Device = "cpu"
-    """Device of the policy network."""
+    """Device of the policy network and of the hosts. With several of a kind, each worker uses one."""
     compile: bool = False
     """Compile the policy network with torch.compile."""
     level: Level = "normal"
@@ -82,6 +83,7 @@ class RunConfig:
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -174,8 +176,8 @@ PRESETS: dict[str, Preset] = {
         "Hours on a GPU.",
         RunConfig(
             updates=2000,
-            num_groups=8,
-            group_size=64,
+            num_groups=2,
+            group_size=512,
             device="cuda",
             compile=True,
             ppo=_ppo(),

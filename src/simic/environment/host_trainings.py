@@ -27,6 +27,7 @@ from simic.lifecycle.stages import LifecycleConfig
 from simic.rewards.schemes import RewardBreakdown, RewardConfig, compute_reward, earned_next
 from simic.rewards.score import RENT_WEIGHT, quality, score
 from simic.rewards.transition import Transition
+from simic.stacked.config import HostsConfig
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
@@ -63,8 +64,10 @@ class HostTrainings:
         lifecycle: LifecycleConfig | None = None,
         reward: RewardConfig | None = None,
         governor: GovernorConfig | None = None,
+        hosts: HostsConfig | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        """One host per rng seed. Without `reward` no rewards are computed."""
+        """One host per rng seed, on `device` (the CPU if None). Without `reward` no rewards are computed."""
         self.task, self.reward = task, reward
         self.episode = episode or EpisodeConfig()
         drawn = [task.draw(int(rng_seed)) for rng_seed in rng_seeds]
@@ -78,8 +81,12 @@ class HostTrainings:
             lifecycle=lifecycle,
             optimizer=OptimizerConfig(name=task.optimizer),
             batch_size=task.batch_size,
+            device=device,
+            config=hosts,
         )
-        self.data = StackedData([own.data for own in drawn], rng_seeds, batch_size=task.batch_size)
+        self.data = StackedData(
+            [own.data for own in drawn], rng_seeds, batch_size=task.batch_size, device=self.hosts.device
+        )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)
         self._rate = np.array([own.learning_rate for own in drawn])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,11 +28,12 @@ from simic.lifecycle.actions import Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.check import check_figure
+from simic.stacked.config import HostsConfig
 from simic.stacked.figures import Figure, stacked_figure
 from simic.stacked.layers import run_segments
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
-from simic.stacked.precision import LossScale, Precision, autocast
+from simic.stacked.precision import LossScale, autocast
 from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
 from simic.stacked.structure import Structure
 
@@ -56,7 +57,7 @@ class StackedHosts:
     """N hosts that are trained, evaluated and grown together; each gets the same results as it would alone.
 
     `batch_size` is that of the training batches; it determines how many hosts run at once. Everything lives on
-    `device`; with a lower `precision` forward passes run under autocast, the loss and the optimizer do not.
+    `device`; with a lower precision forward passes run under autocast, the loss and the optimizer do not.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StackedHosts:
         optimizer: OptimizerConfig | None = None,
         batch_size: int = 64,
         device: torch.device | str | None = None,
-        precision: Precision = "float32",
+        config: HostsConfig | None = None,
         join_seeds: bool = True,
     ) -> None:
         """`join_seeds` runs seeds of different blueprints in one call where it can; results are the same."""
@@ -80,7 +81,7 @@ class StackedHosts:
         self.losses, self.metrics = stacked_figure(loss), stacked_figure(metric)
         self.lifecycle, self.optimizer_config = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
         join_seeds = join_seeds and self.lifecycle.incubation != "straight_through"
-        self.device, self.precision = torch.device(device or "cpu"), precision
+        self.device, self.config = torch.device(device or "cpu"), config or HostsConfig()
         self.structure = Structure(
             make_host, slot_names, example_input, rng_seeds, join_seeds=join_seeds, device=self.device
         )
@@ -91,7 +92,7 @@ class StackedHosts:
         self.slot_state = SlotState.dormant(self.num_hosts, len(self.sites))
         self.host_gradient_norm = np.full(self.num_hosts, np.nan)
         """Mean gradient norm of each host without its seeds, as of the last `report_gradients` (N,)."""
-        self.loss_scale = LossScale(self.num_hosts, self.device) if precision == "float16" else None
+        self.loss_scale = LossScale(self.num_hosts, self.device) if self.config.precision == "float16" else None
         largest = max(math.prod(site.example_shape[1:]) for site in self.sites) * self.hosts.rows.element_size()
         limit = ACTIVATION_LIMIT.get(self.device.type, ACTIVATION_LIMIT_ELSEWHERE)
         self.hosts_at_once = max(1, limit // (largest * batch_size))
@@ -262,8 +263,8 @@ class StackedHosts:
             out = run_segments(self.segments, parameters_of, x, after_segment, start=start, overwriting=overwriting)
         return out.to(self.hosts.rows.dtype), kept
 
-    def _autocast(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.precision == "float32" else autocast(self.device, self.precision)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.config.precision == "float32" else autocast(self.device, self.config.precision)
 
     def _run_switched(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
         """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activation h before that slot."""

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from simic.stacked.precision import LossScale
     from simic.stacked.parameters import StackedParameters
+    from simic.stacked.precision import LossScale
 
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -71,7 +71,7 @@ class OptimizerState:
 class StackedOptimizer:
     """Updates the rows of several matrices at once; it moves them and their optimizer state into common memory.
 
-    `entities` and `owners` have one array (R,) per matrix, see the example above. The first matrix is that of the hosts.
+    `entities` and `owners` have one array (R,) per matrix, see the example above. The hosts' matrix is the first.
     """
 
     def __init__(

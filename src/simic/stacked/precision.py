@@ -6,19 +6,20 @@ Shapes: N hosts, E elements of all parameters, rows of the optimizer.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Precision = Literal["float32", "bfloat16", "float16"]
+from simic.stacked.config import Precision
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 INITIAL_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
 """Finite steps in a row after which the scale is doubled."""
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Products and convolutions inside run in this precision."""
     return torch.autocast(device.type, _DTYPES[precision])
 

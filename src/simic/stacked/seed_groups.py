@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     group: SeedGroup
     rows: Tensor | None  # their rows in the group; None for all
     at: Tensor  # their rows in the activation
-    number: Tensor | None  # their numbers among the seeds of the pass; None for all, in order
+    number: Tensor  # (r,) their numbers among the seeds of the pass; unused for gates and straight-through seeds
 
     def run(self, h: Tensor, *, learns: bool) -> Tensor:
         """The outputs for the rows of an activation (M, B, ...)."""
@@ -77,6 +77,7 @@ class SlotPlan:
     blocks: BlockPlan | None
     vector: Tensor | None  # the parameters of all seeds that can run in blocks
     batches: list[Batch]
+    order: Tensor | None  # sorts the outputs of the batches by number; None if they are sorted or there are blocks
     gates: Batch | None
     straight: list[Batch]  # seeds in straight-through incubation
 
@@ -100,13 +101,14 @@ def plan_slot(
     Seeds are active where alpha > 0, and where `straight` (N,) says that they learn straight-through. Numbers become
     tensors with the dtype and device of `like`.
     """
+    device = like.device
     row_of_host = np.full(len(alpha), -1)
     row_of_host[hosts] = np.arange(len(hosts))
     owners = hosts[(alpha[hosts] > 0) & _is_member(slot.groups, len(alpha))[hosts]]
     owners = owners[np.argsort(slot.operator[owners], kind="stable")]
     number_of_host = np.full(len(alpha), -1)
     number_of_host[owners] = np.arange(len(owners))
-    in_blocks, batches = list[Seeds](), list[Batch]()
+    in_blocks, batches, numbers = list[Seeds](), list[Batch](), list[np.ndarray]()
     for group in slot.groups:
         if not (rows := np.flatnonzero(number_of_host[group.hosts] >= 0)).size:
             continue
@@ -114,38 +116,44 @@ def plan_slot(
         if group.two_layer is not None:
             in_blocks.append(Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number))
         else:
-            batches.append(_batch(group, rows, row_of_host, like.device, number))
-    at, blocks, gates = row_of_host[owners], None, None
-    if in_blocks:
-        assert slot.features is not None
-        assert slot.vector is not None
-        blocks = plan_blocks(in_blocks, at, slot.features, slot.vector.numel(), like.device)
-    _, multiply, gate, end = np.searchsorted(slot.operator[owners], range(4)).tolist()
-    if end > gate:
-        assert slot.gates is not None
-        row_in_gates = np.empty(len(alpha), dtype=np.int64)
-        row_in_gates[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
-        gates = _batch(slot.gates, row_in_gates[owners[gate:]], row_of_host, like.device)
+            batches.append(_batch(group, rows, number, row_of_host, device))
+            numbers.append(number)
+    at, (multiply, gate) = row_of_host[owners], np.searchsorted(slot.operator[owners], (1, 2)).tolist()
     blending = Blending(
-        at=torch.from_numpy(at).to(like.device),
+        at=torch.from_numpy(at).to(device),
         alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.rank),
         multiply=slice(multiply, gate),
-        gate=slice(gate, end),
+        gate=slice(gate, len(owners)),
     )
     return SlotPlan(
         samples_last=slot.features is not None,
         learns=learns,
         blending=blending if len(owners) else None,
-        blocks=blocks,
+        blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
         vector=slot.vector,
         batches=batches,
-        gates=gates,
+        order=None if in_blocks else _order(numbers, device),
+        gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
         straight=[
-            _batch(group, rows, row_of_host, like.device)
+            _batch(group, rows, rows, row_of_host, device)
             for group in slot.groups
             if (rows := np.flatnonzero((row_of_host[group.hosts] >= 0) & straight[group.hosts])).size
         ],
     )
+
+
+def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device: torch.device) -> BlockPlan:
+    assert slot.features is not None
+    assert slot.vector is not None
+    return plan_blocks(seeds, at, slot.features, slot.vector.numel(), device)
+
+
+def _plan_gates(slot: SlotSeeds, owners: np.ndarray, row_of_host: np.ndarray, device: torch.device) -> Batch:
+    assert slot.gates is not None
+    row_of_gate = np.empty(len(row_of_host), dtype=np.int64)
+    row_of_gate[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
+    rows = row_of_gate[owners]
+    return _batch(slot.gates, rows, rows, row_of_host, device)
 
 
 def _is_member(groups: Iterable[SeedGroup], num_hosts: int) -> np.ndarray:
@@ -157,15 +165,21 @@ def _is_member(groups: Iterable[SeedGroup], num_hosts: int) -> np.ndarray:
 
 
 def _batch(
-    group: SeedGroup, rows: np.ndarray, row_of_host: np.ndarray, device: torch.device, number: np.ndarray | None = None
+    group: SeedGroup, rows: np.ndarray, number: np.ndarray, row_of_host: np.ndarray, device: torch.device
 ) -> Batch:
     every = len(rows) == len(group.hosts) and bool((rows == np.arange(len(rows))).all())
     return Batch(
         group=group,
         rows=None if every else torch.from_numpy(rows).to(device),
         at=torch.from_numpy(row_of_host[group.hosts[rows]]).to(device),
-        number=None if number is None else torch.from_numpy(number).to(device),
+        number=torch.from_numpy(number).to(device),
     )
+
+
+def _order(numbers: Sequence[np.ndarray], device: torch.device) -> Tensor | None:
+    """Sorts the outputs of several batches, one after the other, by the numbers of their seeds."""
+    order = np.argsort(np.concatenate(numbers)) if numbers else np.arange(0)
+    return None if (order == np.arange(len(order))).all() else torch.from_numpy(order).to(device)
 
 
 def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
@@ -190,8 +204,8 @@ def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
         for batch, own in zip(plan.batches, outputs, strict=True):
             y = y.index_add(0, batch.number, own)
         return y
-    numbers = torch.cat([batch.number for batch in plan.batches])
-    return torch.cat(outputs).index_select(0, numbers.argsort())
+    y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    return y if plan.order is None else y.index_select(0, plan.order)
 
 
 def _gates(h: Tensor, plan: SlotPlan) -> Tensor | None:

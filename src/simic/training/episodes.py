@@ -5,7 +5,7 @@ Shapes: T decisions, N hosts of a group, S slots, H heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,9 @@ from simic.policy.network import ActorCritic
 from simic.ppo.rollout import Rollout
 from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
+from simic.stacked.config import HostsConfig
 from simic.tasks.registry import Split, find_task
+from simic.workers.devices import own_device
 
 OBSERVATION = ("base", "slots", "blueprints")
 """Parts of an observation, under these names also in recorded episodes."""
@@ -49,6 +51,9 @@ class GroupSetup:
     lifecycle: LifecycleConfig
     reward: RewardConfig
     governor: GovernorConfig
+    hosts: HostsConfig = field(default_factory=HostsConfig)
+    device: str = "cpu"
+    """Of hosts and policy; where there are several of a kind, workers share them out."""
 
 
 class GroupJob(NamedTuple):
@@ -98,10 +103,11 @@ class PolicyWeights(NamedTuple):
 def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> EpisodeRecord:
     """Draw a task and its hosts and play their episodes with the sampled policy, or as twins without growth."""
     setup, weights = common
-    trainings = make_trainings(setup, job)
+    device = own_device(setup.device)
+    trainings = make_trainings(setup, job, device)
     if job.twin:
         return play(trainings, decide_by(WaitController().act))
-    network = weights.network()
+    network = weights.network().to(device)
     generator = torch.Generator().manual_seed(job.group_seed)
     state, steps = network.initial_state(setup.group_size), list[PolicyRecord]()
 
@@ -110,14 +116,14 @@ def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> Episo
         observation, mask = network_input(observe(facts, masks)), row_masks(masks)
         choice = choose(network, observation, mask, state, generator=generator)
         state = choice.state
-        probability, value = np.exp(choice.log_prob.numpy()), choice.value.numpy()
+        probability, value = np.exp(choice.log_prob.cpu().numpy()), choice.value.cpu().numpy()
         steps.append(PolicyRecord(observation=observation, mask=mask, probability=probability, value=value))
-        return choice.action.numpy()
+        return choice.action.cpu().numpy()
 
     return replace(play(trainings, decide), policy=stacked(steps))
 
 
-def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
+def make_trainings(setup: GroupSetup, job: GroupJob, device: torch.device | None = None) -> HostTrainings:
     """The hosts of a group at the start of their episodes."""
     return HostTrainings(
         find_task(
@@ -128,6 +134,8 @@ def make_trainings(setup: GroupSetup, job: GroupJob) -> HostTrainings:
         lifecycle=setup.lifecycle,
         reward=setup.reward,
         governor=setup.governor,
+        hosts=setup.hosts,
+        device=device,
     )
 
 

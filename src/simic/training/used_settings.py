@@ -23,7 +23,7 @@ SHARED = ("gamma", "adam_epsilon", "critic_weight_decay", "normalize_values", "s
 """PPO's settings that imitation and IQL read too: those of the optimizer and of the scales of rewards and values."""
 PLAYING = (
     *("task", "data_dir", "workers", "episode", "lifecycle"),
-    *("updates", "num_groups", "group_size", "num_tasks", "record", "reward", "governor"),
+    *("updates", "num_groups", "group_size", "num_tasks", "record", "reward", "governor", "hosts"),
 )
 """Read only while episodes are played, or by the comparison after training."""
 COMPARING = ("task", "data_dir", "workers", "episode.horizon", "lifecycle.incubation")

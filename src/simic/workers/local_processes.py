@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from simic.plugins import load_plugins, loaded_plugins
+from simic.workers.devices import set_worker_number
 from simic.workers.protocol import Fault, JobFunction, JobRefusedError, Pool, WorkerError, WorkersDiedError
 from simic.workers.signals import SIGNALS, signals_deferred
 
@@ -30,6 +31,8 @@ MAX_DEATHS = 10
 class _Worker:
     process: BaseProcess
     connection: Connection
+    number: int
+    """Unlike that of any other living worker."""
     job: int | None = None
     common_version: int = -1
     """Which call's `common` the worker holds."""
@@ -87,7 +90,7 @@ class LocalProcessPool(Pool):
         """Add a worker. Signals are deferred: one that arrives half-way would leave an orphaned process."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        arguments = (there, self.function, loaded_plugins(), os.getpid())
+        arguments = (there, self.function, loaded_plugins(), os.getpid(), self._next_number())
         process = context.Process(target=_serve, args=arguments, daemon=True)
         resource_tracker.ensure_running()  # started by `process.start`, it would unblock the signals
         with signals_deferred():
@@ -96,9 +99,12 @@ class LocalProcessPool(Pool):
                 with _without_main_module():
                     process.start()
                 there.close()
-                self._workers.append(_Worker(process, here))
+                self._workers.append(_Worker(process, here, arguments[-1]))
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _next_number(self) -> int:
+        return min(set(range(self.num_workers)) - {worker.number for worker in self._workers}, default=0)
 
     def _send(self, worker: _Worker, index: int, jobs: Sequence[Any], common: Any) -> None:
         is_new = worker.common_version != self._version
@@ -151,9 +157,11 @@ def _without_main_module() -> Iterator[None]:
 # In the worker process.
 
 
-def _serve(connection: Connection, function: JobFunction, plugins: tuple[str, ...], parent: int) -> None:
+def _serve(connection: Connection, function: JobFunction, plugins: tuple[str, ...], parent: int, number: int) -> None:
     """Run jobs until the parent closes the connection."""
     import torch
+
+    set_worker_number(number)
 
     # Both signals are blocked on entry. SIGINT stays so: Ctrl-C reaches the whole process group, the parent decides.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
