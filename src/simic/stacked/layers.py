@@ -17,8 +17,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
+from simic.stacked.attention import attend
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
+from simic.tasks.hosts import TokenEmbedding, TransformerBlock
 
 LARGE = 1 << 14
 """Input values above which a single network runs by `functional_call`; below, that call costs more than its layers."""
@@ -146,10 +148,49 @@ def _causal_convolution(module: CausalConvolution, parameters: Parameters, x: Te
 
 def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor) -> Tensor:
     norm, qkv, out = (part_of(parameters, name) for name in ("norm", "qkv", "out"))
-    mixed = _linear(module.qkv, qkv, _layer_norm(module.norm, norm, x))
-    q, k, v = mixed.flatten(0, 1).unflatten(-1, (3, module.heads, module.head_size)).transpose(1, 3).unbind(2)
-    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-    return _linear(module.out, out, seen.view(x.shape))
+    return _self_attention(_layer_norm(module.norm, {}, x), _after_affine(norm, qkv), out, module.heads)
+
+
+def _after_affine(norm: Parameters, linear: Parameters) -> Parameters:
+    """The linear layer that also does the affine part of the norm before it: a pass less over the activation."""
+    weight, bias = linear["weight"] * norm["weight"].unsqueeze(1), linear["bias"]
+    return {
+        "weight": weight,
+        "bias": torch.baddbmm(bias.unsqueeze(2), linear["weight"], norm["bias"].unsqueeze(2))[..., 0],
+    }
+
+
+def _self_attention(x: Tensor, qkv: Parameters, out: Parameters, heads: int) -> Tensor:
+    """Causal attention between two linear layers; x is (N, B, L, C)."""
+    n, samples, length, width = x.shape
+    # The linear layers also swap positions and features, (N, B L, C) <-> (N, C, B L), at no cost.
+    mixed = torch.baddbmm(qkv["bias"].unsqueeze(2), qkv["weight"], x.flatten(1, 2).transpose(1, 2))
+    mixed = mixed.view(n, 3, heads, -1, samples, length).permute(1, 0, 2, 4, 3, 5)
+    seen = attend(mixed.reshape(3, n * heads * samples, -1, length), causal=True)
+    seen = seen.view(n, heads, samples, -1, length).transpose(2, 3).reshape(n, width, -1)
+    return torch.baddbmm(out["bias"].unsqueeze(1), seen.transpose(1, 2), out["weight"].transpose(1, 2)).view(x.shape)
+
+
+def _embedding(module: nn.Embedding, parameters: Parameters, x: Tensor) -> Tensor:
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or module.padding_idx is not None:
+        return _vmapped(module, parameters, x)
+    # The tables of all networks are one table; network n's tokens are those from n * num_embeddings on.
+    first = torch.arange(0, len(x) * module.num_embeddings, module.num_embeddings, device=x.device)
+    return F.embedding(x + first.view(-1, *[1] * (x.dim() - 1)), parameters["weight"].flatten(0, 1))
+
+
+def _token_embedding(module: TokenEmbedding, parameters: Parameters, x: Tensor) -> Tensor:
+    tokens = _embedding(module.token, part_of(parameters, "token"), x)
+    return tokens + parameters["position"][:, None, : x.shape[-1]]
+
+
+def _transformer_block(module: TransformerBlock, parameters: Parameters, x: Tensor) -> Tensor:
+    names = ("attention_norm", "qkv", "out", "mlp_norm", "mlp.0", "mlp.2")
+    attention_norm, qkv, out, mlp_norm, hidden, last = (part_of(parameters, name) for name in names)
+    normed = _layer_norm(module.attention_norm, {}, x)
+    x = x + _self_attention(normed, _after_affine(attention_norm, qkv), out, module.num_heads)
+    normed = _layer_norm(module.mlp_norm, {}, x)
+    return x + _linear(module.mlp[2], last, F.gelu(_linear(module.mlp[0], _after_affine(mlp_norm, hidden), normed)))
 
 
 def _run_single(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
@@ -168,6 +209,7 @@ def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
 LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     nn.Sequential: _sequential,
     nn.Linear: _linear,
+    nn.Embedding: _embedding,
     nn.Conv1d: _conv,
     nn.Conv2d: _conv,
     nn.GroupNorm: _group_norm,
@@ -184,4 +226,6 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     GatedLinear: _gated_linear,
     Scale: _scale,
     SqueezeExcite: _squeeze_excite,
+    TokenEmbedding: _token_embedding,
+    TransformerBlock: _transformer_block,
 }
