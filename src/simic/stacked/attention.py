@@ -56,7 +56,7 @@ class _Attention(torch.autograd.Function):
             g, weights = grad[part], kept[part]
             torch.bmm(g, weights, out=grad_qkv[2, part])
             grad_weights = torch.bmm((g / math.sqrt(qkv.shape[2])).transpose(1, 2), v)
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             torch.bmm(k, grad_scores.transpose(1, 2), out=grad_qkv[0, part])
             torch.bmm(q, grad_scores, out=grad_qkv[1, part])
         return grad_qkv, None

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
 from simic.stacked.attention import attend
+from simic.stacked.conv_chain import is_chain, run_chain
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
 from simic.tasks.hosts import TokenEmbedding, TransformerBlock
@@ -65,13 +66,15 @@ def is_customized(module: nn.Module) -> bool:
 
 
 def _sequential(module: nn.Sequential, parameters: Parameters, x: Tensor) -> Tensor:
-    for name, child in module._modules.items():
-        assert child is not None
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    if is_chain(children.values(), x) and not any(map(is_customized, children.values())):
+        return run_chain([(child, part_of(parameters, name)) for name, child in children.items()], x)
+    for name, child in children.items():
         x = run_stacked(child, part_of(parameters, name) if parameters else parameters, x)
     return x
 
 
-def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
+def _linear(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     weight, bias = parameters["weight"].transpose(1, 2), parameters.get("bias")
     flat = x.flatten(1, -2)
     out = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight)
@@ -81,6 +84,8 @@ def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
 def _conv(module: nn.Conv1d | nn.Conv2d, parameters: Parameters, x: Tensor) -> Tensor:
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return _vmapped(module, parameters, x)
+    if is_chain([module], x):
+        return run_chain([(module, parameters)], x)
     weight, bias = parameters["weight"], parameters.get("bias")
     out = convolve(module, weight, x)
     return out if bias is None else out + bias.view(x.shape[0], 1, -1, *[1] * (x.dim() - 3))
@@ -197,9 +202,16 @@ def _run_single(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     # `named_parameters` lists tied parameters once; `functional_call` ties their other names itself.
     own = {name: parameters[name].squeeze(0) for name, _ in module.named_parameters()}
     x = x.squeeze(0)
-    if x.dim() == 4 and x.device.type == "cpu":  # images: the convolutions of few channels are faster channels last
-        x = x.to(memory_format=torch.channels_last)
+    if x.dim() == 4 and x.device.type == "cpu":
+        # Images: convolutions of few channels are faster channels last. But torch's group norm crashes in the backward
+        # pass if such an input needs no gradient, so it must not reach one.
+        safe = x.requires_grad or not torch.is_grad_enabled() or _starts_with_convolution(module)
+        x = x.to(memory_format=torch.channels_last if safe else torch.contiguous_format)
     return functional_call(module, own, (x,)).unsqueeze(0)
+
+
+def _starts_with_convolution(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential and isinstance(next(iter(module), None), nn.Conv2d)
 
 
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
