@@ -3,8 +3,8 @@
 Run: python benchmarks/environment.py [--num-hosts 1 8 32 128] [--fashion 8 32 128] [--chars 16] [--rounds 3]
 
 Both do the same work per decision: one host epoch with the same seeds active, validation, and one ablation for every
-live seed. Interleaved, one thread, CPU time, best of several rounds. Peak memory is that of a fresh process per number of hosts,
-above the same process before its hosts are made.
+live seed. Interleaved, one thread, CPU time, best of several rounds. Peak memory is that of a fresh process per number
+of hosts, above the same process before its hosts are made.
 """
 
 from __future__ import annotations
