@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from simic.stacked import convolution
-from simic.stacked.convolution import convolve
+from simic.stacked.conv_chain import run_chain
 
 METHODS = {
     "one by one": convolution._one_by_one,
     "grouped": convolution._grouped,
-    "unfolded": convolution._unfolded,
-    "chosen": convolve,
+    "unfolded": lambda module, weight, x: run_chain([(module, {"weight": weight})], x),
+    "chosen": convolution.convolve,
 }
 
 
@@ -19,13 +19,13 @@ METHODS = {
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("dims", [1, 2])
-def test_convolutions_equal_those_of_each_network(method, stride, kernel, dims):
+def test_convolutions_equal_those_of_each_network(method, stride, kernel, dims, monkeypatch):
+    monkeypatch.setattr(convolution, "COLUMNS_AT_ONCE", 1 << 13)  # so that the networks are unfolded in several parts
     torch.manual_seed(0)
     kind = nn.Conv1d if dims == 1 else nn.Conv2d
     module = kind(2, 3, kernel, stride, kernel // 2, bias=False).double()
-    n = convolution.NETWORKS_AT_ONCE + 1  # so that the last part holds one network only
-    x = torch.randn(n, 4, 2, *(7, 6)[:dims], dtype=torch.double, requires_grad=True)
-    weight = torch.randn(n, *module.weight.shape, dtype=torch.double, requires_grad=True)
+    x = torch.randn(9, 4, 2, *(7, 6)[:dims], dtype=torch.double, requires_grad=True)
+    weight = torch.randn(9, *module.weight.shape, dtype=torch.double, requires_grad=True)
     call = torch.nn.functional.conv1d if dims == 1 else torch.nn.functional.conv2d
     expected = torch.stack([call(a, w, None, stride, kernel // 2) for a, w in zip(x, weight, strict=True)])
     found = METHODS[method](module, weight, x)

@@ -1,10 +1,10 @@
-"""Convolutions of N networks at once, by whichever of three methods is fastest for their size.
+"""Convolutions of N networks at once, by whichever method suits them.
 
 Shapes: N networks, B samples, C input and O output channels. Inputs are (N, B, C, *space), weights (N, O, C, *kernel).
 
-    one by one   N calls of F.conv                          large inputs: a call costs little compared to its work
+    unfolded     one matrix product per network             samples innermost, see `conv_chain`; same padding, one group
     grouped      one call on (B, N C, *space), N groups     1x1 kernels, strided or grouped convolutions
-    unfolded     one matrix product per network             small inputs: the windows of all samples fit into the cache
+    one by one   N calls of F.conv                          other large ones: a call costs little compared to its work
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-COLUMNS_LIMIT = 1 << 20
-"""Bytes of unfolded input per network up to which a convolution runs as a matrix product: more leave the cache."""
-NETWORKS_AT_ONCE = 8
-"""Networks whose unfolded inputs exist at the same time."""
+COLUMNS_AT_ONCE = 1 << 22
+"""Bytes of unfolded input that exist at the same time: more leave the cache."""
 
 Conv = nn.Conv1d | nn.Conv2d
 
 
 def convolve(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
     """The convolutions of N networks without bias, with stride, padding, dilation and groups of `module`."""
-    if len(x) == 1:
-        return _one_by_one(module, weight, x)
-    if x.device.type != "cpu" or module.groups > 1 or module.kernel_size == (1,) * len(module.kernel_size):
+    pointwise = module.kernel_size == (1,) * len(module.kernel_size)
+    if len(x) > 1 and (x.device.type != "cpu" or module.groups > 1 or pointwise or max(module.stride) > 1):
         return _grouped(module, weight, x)
-    if _unfoldable(module) and x[0].numel() * x.element_size() * math.prod(module.kernel_size) <= COLUMNS_LIMIT:
-        return _unfolded(module, weight, x)
-    return _grouped(module, weight, x) if max(module.stride) > 1 else _one_by_one(module, weight, x)
+    return _one_by_one(module, weight, x)
 
 
 def _grouped(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
@@ -50,18 +45,21 @@ def _one_by_one(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
     return torch.stack([conv(a, w, None, stride, padding, dilation, groups) for a, w in pairs])
 
 
-def _unfoldable(module: Conv) -> bool:
+def is_unfoldable(module: Conv) -> bool:
+    """Whether `unfolded_convolution` computes it."""
+    if module.padding_mode != "zeros" or isinstance(module.padding, str) or module.groups > 1:
+        return False
     odd_and_same = all(k % 2 and p == k // 2 for k, p in zip(module.kernel_size, module.padding, strict=True))
     return odd_and_same and len(set(module.stride)) == 1 and max(module.dilation) == 1
 
 
-def _unfolded(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
-    flat = x.dim() == 4
-    if flat:  # a second space dimension of size 1
-        x, weight = x.unsqueeze(3), weight.unsqueeze(3)
-    out = _UnfoldedConvolution.apply(x, weight, module.stride[0])
+def unfolded_convolution(module: Conv, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """The convolutions of N networks with samples innermost: (N, C, H, W, B) -> (N, O, Ho, Wo, B); 1-D: H is 1."""
+    if weight.dim() == 4:
+        weight = weight.unsqueeze(3)
+    out = _UnfoldedConvolution.apply(x, weight, bias, module.stride[0])
     assert isinstance(out, Tensor)
-    return out.squeeze(3) if flat else out
+    return out
 
 
 class _UnfoldedConvolution(torch.autograd.Function):
@@ -74,42 +72,44 @@ class _UnfoldedConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        n, samples, _, *space = x.shape
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+        n, _, *space, samples = x.shape
         out_space = [(size - 1) // stride + 1 for size in space]
-        out = x.new_empty(n, samples, weight.shape[1], *out_space)
-        for part in _parts(n):
-            product = torch.bmm(weight[part].flatten(2), _columns(_samples_last(x[part]), weight, stride, out_space))
-            out[part] = product.view(-1, weight.shape[1], *out_space, samples).movedim(-1, 1)
+        out = x.new_empty(n, weight.shape[1], math.prod(out_space) * samples)
+        for part in _parts(x, weight):
+            torch.bmm(weight[part].flatten(2), _columns(x[part], weight, stride, out_space), out=out[part])
+        if bias is not None:
+            out += bias.unsqueeze(2)
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        return out
+        return out.view(n, -1, *out_space, samples)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight)
-        for part in _parts(x.shape[0]):
-            g = _samples_last(grad[part])  # (n, O, Ho, Wo, B)
-            columns = _columns(_samples_last(x[part]), weight, ctx.stride, list(grad.shape[3:]))
-            grad_weight[part] = torch.bmm(g.flatten(2), columns.transpose(1, 2)).view_as(grad_weight[part])
-            if grad_x is not None:
-                grad_x[part] = _input_gradient(g, weight[part], ctx.stride, list(x.shape[3:])).movedim(-1, 1)
-        return grad_x, grad_weight, None
+        grad, space = grad.contiguous(), list(x.shape[2:4])
+        grad_x, grad_weight = [], weight.new_empty(weight.flatten(2).shape)
+        for part in _parts(x, weight):
+            g = grad[part]
+            columns = _columns(x[part], weight, ctx.stride, list(g.shape[2:4]))
+            torch.bmm(g.flatten(2), columns.transpose(1, 2), out=grad_weight[part])
+            if ctx.needs_input_grad[0]:
+                grad_x.append(_input_gradient(g, weight[part], ctx.stride, space))
+        grad_bias = grad.flatten(2).sum(2) if ctx.needs_input_grad[2] else None
+        return torch.cat(grad_x) if grad_x else None, grad_weight.view_as(weight), grad_bias, None
 
 
-def _parts(n: int) -> list[slice]:
-    return [slice(start, start + NETWORKS_AT_ONCE) for start in range(0, n, NETWORKS_AT_ONCE)]
-
-
-def _samples_last(x: Tensor) -> Tensor:
-    return x.movedim(1, -1).contiguous()
+def _parts(x: Tensor, weight: Tensor) -> list[slice]:
+    """Networks whose columns exist at the same time."""
+    step = max(1, COLUMNS_AT_ONCE // (x[0].numel() * x.element_size() * math.prod(weight.shape[3:])))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
 def _columns(x: Tensor, weight: Tensor, stride: int, out_space: list[int]) -> Tensor:
     """(n, C, H, W, B) -> (n, C kh kw, Ho Wo B): the window of every output."""
     kh, kw = weight.shape[3:]
+    if kh == kw == stride == 1:
+        return x.flatten(2, 4)
     padded = F.pad(x, (0, 0, kw // 2, kw // 2, kh // 2, kh // 2))
     s = padded.stride()
     size = (*padded.shape[:2], kh, kw, *out_space, padded.shape[4])

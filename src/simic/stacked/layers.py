@@ -18,8 +18,11 @@ from torch.nn import functional as F
 
 from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
 from simic.stacked import feature_layers
+from simic.stacked.attention import attend
+from simic.stacked.conv_chain import is_chain, run_chain
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
+from simic.tasks.hosts import TokenEmbedding, TransformerBlock
 
 LARGE = 1 << 14
 """Input values above which a single network runs by `functional_call`; below, that call costs more than its layers."""
@@ -64,13 +67,15 @@ def is_customized(module: nn.Module) -> bool:
 
 
 def _sequential(module: nn.Sequential, parameters: Parameters, x: Tensor) -> Tensor:
-    for name, child in module._modules.items():
-        assert child is not None
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    if is_chain(children.values(), x) and not any(map(is_customized, children.values())):
+        return run_chain([(child, part_of(parameters, name)) for name, child in children.items()], x)
+    for name, child in children.items():
         x = run_stacked(child, part_of(parameters, name) if parameters else parameters, x)
     return x
 
 
-def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
+def _linear(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     if x.dim() == 3:
         return feature_layers.linear(x, parameters["weight"], parameters.get("bias"))
     weight, bias = parameters["weight"].transpose(1, 2), parameters.get("bias")
@@ -82,6 +87,8 @@ def _linear(module: nn.Linear, parameters: Parameters, x: Tensor) -> Tensor:
 def _conv(module: nn.Conv1d | nn.Conv2d, parameters: Parameters, x: Tensor) -> Tensor:
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return _vmapped(module, parameters, x)
+    if is_chain([module], x):
+        return run_chain([(module, parameters)], x)
     weight, bias = parameters["weight"], parameters.get("bias")
     out = convolve(module, weight, x)
     return out if bias is None else out + bias.view(x.shape[0], 1, -1, *[1] * (x.dim() - 3))
@@ -152,16 +159,65 @@ def _causal_convolution(module: CausalConvolution, parameters: Parameters, x: Te
 
 def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor) -> Tensor:
     norm, qkv, out = (part_of(parameters, name) for name in ("norm", "qkv", "out"))
-    mixed = _linear(module.qkv, qkv, _layer_norm(module.norm, norm, x))
-    q, k, v = mixed.flatten(0, 1).unflatten(-1, (3, module.heads, module.head_size)).transpose(1, 3).unbind(2)
-    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-    return _linear(module.out, out, seen.view(x.shape))
+    return _self_attention(_layer_norm(module.norm, {}, x), _after_affine(norm, qkv), out, module.heads)
+
+
+def _after_affine(norm: Parameters, linear: Parameters) -> Parameters:
+    """The linear layer that also does the affine part of the norm before it: a pass less over the activation."""
+    weight, bias = linear["weight"] * norm["weight"].unsqueeze(1), linear["bias"]
+    return {
+        "weight": weight,
+        "bias": torch.baddbmm(bias.unsqueeze(2), linear["weight"], norm["bias"].unsqueeze(2))[..., 0],
+    }
+
+
+def _self_attention(x: Tensor, qkv: Parameters, out: Parameters, heads: int) -> Tensor:
+    """Causal attention between two linear layers; x is (N, B, L, C)."""
+    n, samples, length, width = x.shape
+    # The linear layers also swap positions and features, (N, B L, C) <-> (N, C, B L), at no cost.
+    mixed = torch.baddbmm(qkv["bias"].unsqueeze(2), qkv["weight"], x.flatten(1, 2).transpose(1, 2))
+    mixed = mixed.view(n, 3, heads, -1, samples, length).permute(1, 0, 2, 4, 3, 5)
+    seen = attend(mixed.reshape(3, n * heads * samples, -1, length), causal=True)
+    seen = seen.view(n, heads, samples, -1, length).transpose(2, 3).reshape(n, width, -1)
+    return torch.baddbmm(out["bias"].unsqueeze(1), seen.transpose(1, 2), out["weight"].transpose(1, 2)).view(x.shape)
+
+
+def _embedding(module: nn.Embedding, parameters: Parameters, x: Tensor) -> Tensor:
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse or module.padding_idx is not None:
+        return _vmapped(module, parameters, x)
+    # The tables of all networks are one table; network n's tokens are those from n * num_embeddings on.
+    first = torch.arange(0, len(x) * module.num_embeddings, module.num_embeddings, device=x.device)
+    return F.embedding(x + first.view(-1, *[1] * (x.dim() - 1)), parameters["weight"].flatten(0, 1))
+
+
+def _token_embedding(module: TokenEmbedding, parameters: Parameters, x: Tensor) -> Tensor:
+    tokens = _embedding(module.token, part_of(parameters, "token"), x)
+    return tokens + parameters["position"][:, None, : x.shape[-1]]
+
+
+def _transformer_block(module: TransformerBlock, parameters: Parameters, x: Tensor) -> Tensor:
+    names = ("attention_norm", "qkv", "out", "mlp_norm", "mlp.0", "mlp.2")
+    attention_norm, qkv, out, mlp_norm, hidden, last = (part_of(parameters, name) for name in names)
+    normed = _layer_norm(module.attention_norm, {}, x)
+    x = x + _self_attention(normed, _after_affine(attention_norm, qkv), out, module.num_heads)
+    normed = _layer_norm(module.mlp_norm, {}, x)
+    return x + _linear(module.mlp[2], last, F.gelu(_linear(module.mlp[0], _after_affine(mlp_norm, hidden), normed)))
 
 
 def _run_single(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     # `named_parameters` lists tied parameters once; `functional_call` ties their other names itself.
     own = {name: parameters[name].squeeze(0) for name, _ in module.named_parameters()}
-    return functional_call(module, own, (x.squeeze(0),)).unsqueeze(0)
+    x = x.squeeze(0)
+    if x.dim() == 4 and x.device.type == "cpu":
+        # Images: convolutions of few channels are faster channels last. But torch's group norm crashes in the backward
+        # pass if such an input needs no gradient, so it must not reach one.
+        safe = x.requires_grad or not torch.is_grad_enabled() or _starts_with_convolution(module)
+        x = x.to(memory_format=torch.channels_last if safe else torch.contiguous_format)
+    return functional_call(module, own, (x,)).unsqueeze(0)
+
+
+def _starts_with_convolution(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential and isinstance(next(iter(module), None), nn.Conv2d)
 
 
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
@@ -174,6 +230,7 @@ def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
 LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     nn.Sequential: _sequential,
     nn.Linear: _linear,
+    nn.Embedding: _embedding,
     nn.Conv1d: _conv,
     nn.Conv2d: _conv,
     nn.GroupNorm: _group_norm,
@@ -190,4 +247,6 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     GatedLinear: _gated_linear,
     Scale: _scale,
     SqueezeExcite: _squeeze_excite,
+    TokenEmbedding: _token_embedding,
+    TransformerBlock: _transformer_block,
 }
