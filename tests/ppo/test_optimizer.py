@@ -58,7 +58,7 @@ def test_the_optimizer_is_made_of_the_config():
         (0, 1e-3, 0.2),
         (0.1, 1e-3, 0.2),
     ]
-    assert [(g["foreach"], g["fused"]) for g in optimizer.param_groups] == [(True, False)] * 2
+    assert [(g["foreach"], g["fused"]) for g in optimizer.param_groups] == [(False, True)] * 2
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in agent.plain.parameters())
 

@@ -5,7 +5,6 @@ Shapes: T steps, N environments, H heads, R rows and W choices of the action tre
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from simic.ppo.batch import Batch, BatchStatistics, make_batch
 from simic.ppo.config import PPOConfig
 from simic.ppo.metrics import UpdateMetrics, collect_metrics
 from simic.ppo.objective import Terms, mean_weights, ppo_terms, ratio_statistics, step_means
-from simic.ppo.optimizer import clip_gradients, make_optimizer
+from simic.ppo.optimizer import clip_gradients, load_optimizer, make_optimizer
 from simic.ppo.rollout import Rollout
 from simic.ppo.scales import ReturnScale, ValueScale
 from simic.ppo.schedule import Schedule
@@ -285,7 +284,7 @@ class PPOAgent:
         check_tensors(state["network"], self.plain.state_dict())
         check_scales(state)
         self.plain.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
+        load_optimizer(self.optimizer, state["optimizer"])
         self.value_scale.load_state_dict(state["value_scale"])
         self.return_scale.load_state_dict(state["return_scale"])
         self.generator.set_state(state["generator"].cpu())
