@@ -26,6 +26,7 @@ from simic.policy.agent_state import (
     check_tensors,
     naming,
 )
+from simic.policy.blueprint_tables import share_blueprints
 from simic.policy.network import check_heads, unwrap
 from simic.ppo.batch import Batch, BatchStatistics, make_batch
 from simic.ppo.config import PPOConfig
@@ -121,6 +122,8 @@ class PPOAgent:
         """Learn from a rollout: update the scales, fix old probabilities and advantages, take gradient steps."""
         rollout.check(self.plain)
         self.set_learning_rate(self.schedule.learning_rate(self.update_count, self.learning_rate))
+        if self.plain.reads_tables and self.network is self.plain:  # compiled, a new number of tables is a new graph
+            rollout = replace(rollout, observation=share_blueprints(rollout.observation))
         rollout = self.update_scales(rollout).to(self.device)
         batch, statistics = self.prepare_batch(rollout)
         if self.config.normalize_values:
