@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     A tree has several times as many rows as heads.
     """
 
-    index: Tensor  # (..., H * W) of the logits in each row that is read, among all R * W of them
+    entry: Tensor  # (..., H * W) index of the logits in each row that is read, among all R * W of them
     mask: Tensor  # (..., H * W) legal choices of these rows
     choice: Tensor  # (..., H) of each head
     used: Tensor  # (..., H) bool
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
 
     def evaluate(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of each head's choice, and normalized entropy of its row (..., H); 0 for unused heads."""
-        rows = torch.where(self.mask, logits.flatten(-2).gather(-1, self.index).float(), ILLEGAL)
+        rows = torch.where(self.mask, logits.flatten(-2).gather(-1, self.entry).float(), ILLEGAL)
         # Over the first axis a softmax of few choices takes a tenth of the time that it takes over the last.
         rows = rows.unflatten(-1, (self.choice.shape[-1], -1)).movedim(-1, 0).contiguous()  # (W, ..., H)
         log_probs = rows.log_softmax(0)

@@ -1,7 +1,7 @@
 """Blueprints as tables that many steps share: hosts of one architecture are offered the same blueprints at every step.
 
-Shapes: T steps, N environments, S slots, B blueprints, F features, U tables. A learner passes over a rollout many times;
-with tables the network encodes each blueprint once per pass instead of once per step.
+Shapes: T steps, N environments, S slots, B blueprints, F features, U tables. A learner passes over a rollout many
+times; with tables the network encodes each blueprint once per pass instead of once per step.
 """
 
 from __future__ import annotations

@@ -38,9 +38,10 @@ def clip_gradients(
 ) -> Tensor:
     """Clip gradients in place. Returns the norms before clipping, of all parameters and of each head (1 + H,)."""
     with_gradient = [p for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in with_gradient if p.grad is not None]
     place = {id(p): index for index, p in enumerate(with_gradient)}
     # Of every tensor in one call; the parameters of heads are among the others.
-    norms = torch._foreach_norm([p.grad for p in with_gradient])
+    norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
     own = [[place[id(p)] for p in head if id(p) in place] for head in heads]
     total, *of_heads = (_join_norms([norms[i] for i in index]) for index in (range(len(norms)), *own))
     if config.max_head_gradient_norm is not None:
