@@ -15,7 +15,8 @@ gradient back beyond it. With 128 nothing is cut, and its gradients go back to t
 this is the same work, and the headline. Its recurrent configs cut to between 2 and 32 steps, which is less work and a
 coarser gradient; 32, and the 4 of its config for this task, are shown beside it. In its favour throughout: it takes
 values and old probabilities from playing, where ours makes two more passes, for the probabilities under the new scales
-and for the measurements after the update; and its critic has no hidden layer. No network here is compiled.
+and for the measurements after the update; and its critic has no hidden layer. In ours: its
+runner compiles the network unless told not to, and no network is compiled here.
 
 Importing rl_games turns off the checks that torch's distributions make of their arguments, for the whole process. Each
 peer runs as it does alone: rl_games without them, sb3-contrib with them. Ours uses none of these distributions. Without
