@@ -136,7 +136,7 @@ class OwnGatedLinear(GatedLinear):
 
 def hooked() -> nn.Module:
     branch = make_branch("gelu", 4, 6)
-    branch.get_submodule("1").register_forward_hook(lambda module, inputs, output: output * 2)
+    branch.get_submodule("1").register_forward_hook(lambda module, inputs, output: None)
     return branch
 
 

@@ -192,9 +192,12 @@ def _layout(
 
 def run_blocks(h: Tensor, parameters: Tensor, plan: BlockPlan) -> Tensor:
     """Outputs (R, C, B) of the seeds of a slot with activation h (N, C, B); `parameters` is their vector."""
-    if torch.is_autocast_enabled(h.device.type):
-        h = h.to(torch.get_autocast_dtype(h.device.type))
-    with torch.autocast(h.device.type, enabled=False):
+    kind = h.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        h = h.to(torch.get_autocast_dtype(kind))
+        with torch.autocast(kind, enabled=False):
+            out = _Blocks.apply(h, parameters, plan)
+    else:
         out = _Blocks.apply(h, parameters, plan)
     assert isinstance(out, Tensor)
     return out
