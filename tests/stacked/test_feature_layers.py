@@ -49,6 +49,14 @@ def test_layer_norm(eps, lies):
     check(found, F.layer_norm(x, (IN,), eps=eps), [x])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_layer_norm_of_low_precision_is_computed_in_float32(dtype):
+    x = (1000 * torch.randn(N, B, IN)).to(dtype)  # squares beyond float16
+    found = feature_layers.layer_norm(x, 1e-5)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, F.layer_norm(x.float(), (IN,)))
+
+
 def test_layer_norm_of_equal_features_is_zero():
     assert not feature_layers.layer_norm(torch.full((2, 3, 4), 7.0), 1e-5).any()
 
