@@ -76,7 +76,7 @@ def plant(trainings: HostTrainings, decision: int, erased: float) -> None:
     weight, bias = list(hosts.hosts.leaves.values())[-2:]  # (N, classes, C), (N, classes) of the head
     if decision == PLANTING:
         (group,) = hosts.groups.values()
-        offset = list(group.matrices["branch"].leaves.values())[-1]  # (N, C)
+        offset = list(group.parameters.leaves.values())[-1]  # (N, C)
         shift = OFFSET * torch.randn(offset.shape, generator=torch.Generator().manual_seed(0))
         rows = torch.from_numpy(group.hosts)
         offset += shift

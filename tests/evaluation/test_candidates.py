@@ -27,6 +27,7 @@ from simic.evaluation.parsing import NamedTask, parse_controllers
 from simic.growth.blueprints import new_branch
 from simic.lifecycle.actions import HEADS, Action, Op
 from simic.lifecycle.stages import Stage
+from simic.stacked.seed_groups import GATE, OPERATORS
 from simic.storage.bundle import load_bundle
 from simic.storage.checkpoint import save_checkpoint
 
@@ -42,14 +43,17 @@ def test_planted_fossils_are_newborn_speak_at_once_and_change_nothing_yet():
     assert torch.equal(hosts.hosts.rows, alone.hosts.hosts.rows)
     assert hosts.slot_state.stage[:, 0].tolist() == [Stage.FOSSILIZED, Stage.DORMANT, Stage.FOSSILIZED]
     assert hosts.slot_state.alpha.tolist() == [[1, 0], [0, 0], [1, 1]]
-    assert {(slot, name, operator): group.hosts.tolist() for (slot, name, operator), group in hosts.groups.items()} == {
-        (0, "mlp", "gate"): [0],
-        (0, "norm", "add"): [2],
-        (1, "mlp", "multiply"): [2],
+    assert {key: group.hosts.tolist() for key, group in hosts.groups.items()} == {
+        (0, "mlp"): [0],
+        (0, GATE): [0],
+        (0, "norm"): [2],
+        (1, "mlp"): [2],
     }
+    operators = [OPERATORS[hosts.structure.operator[host, slot]] for host, slot in ((0, 0), (2, 0), (2, 1))]
+    assert operators == ["gate", "add", "multiply"]
     born = new_branch("mlp", hosts.sites[0].shape, (int(hosts.rng_seeds[0]), 0, 0))
     weights = torch.cat([parameter.detach().flatten() for parameter in born.parameters()])
-    assert torch.equal(hosts.groups[0, "mlp", "gate"].matrices["branch"].rows[0], weights)
+    assert torch.equal(hosts.groups[0, "mlp"].parameters.rows[0], weights)
     assert planted._evaluate("validation")[1].tolist() == alone._evaluate("validation")[1].tolist()
 
 
@@ -57,9 +61,9 @@ def test_planted_fossils_learn_and_are_exported():
     settings = make_settings(2, horizon=3)
     trainings = settings.trainings(make_task())
     plant_fossils(trainings, [[Fossil(1, "mlp", "linear-add")], []])
-    before = trainings.hosts.groups[1, "mlp", "add"].matrices["branch"].rows.clone()
+    before = trainings.hosts.groups[1, "mlp"].parameters.rows.clone()
     record = play(trainings, decide_by(WaitController().act))
-    assert not torch.equal(trainings.hosts.groups[1, "mlp", "add"].matrices["branch"].rows, before)
+    assert not torch.equal(trainings.hosts.groups[1, "mlp"].parameters.rows, before)
     assert record.exported_parameters.tolist() == [50 + 148, 50]
     assert [seed.blueprint for seed in fossils(record, 0)] == ["mlp"]
 

@@ -17,11 +17,12 @@ class OneDevice(TorchDispatchMode):
 
     A real accelerator refuses the mixture as well; plain meta kernels let some of it pass. Scalars of no dimension may
     stay on the CPU, as on CUDA, unless a result is read one number at a time. `reads` counts transfers to the CPU.
+    `nothing_on_cpu` fails where an operation computes or creates floating-point numbers there as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, nothing_on_cpu: bool = False) -> None:
         super().__init__()
-        self.reads = 0
+        self.reads, self.nothing_on_cpu = 0, nothing_on_cpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,4 +39,12 @@ class OneDevice(TorchDispatchMode):
         if name not in MOVES and devices == {"cpu", "meta"}:
             where = [(tuple(tensor.shape), tensor.device.type) for tensor in tensors]
             raise AssertionError(f"{func} mixes devices: {where}")
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        # lift_fresh wraps an array of numpy on its way to the device.
+        if self.nothing_on_cpu and name != "lift_fresh" and any(_is_array_on_cpu(leaf) for leaf in tree_leaves(out)):
+            raise AssertionError(f"{func} leaves its result on the CPU")
+        return out
+
+
+def _is_array_on_cpu(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.is_cpu and result.is_floating_point() and result.dim() > 0

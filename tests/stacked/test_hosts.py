@@ -16,6 +16,7 @@ from simic.lifecycle.stages import Stage
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.seed_groups import GATE, OPERATORS
+from simic.tasks.task import mean_cross_entropy
 
 RNG_SEEDS = (3, 14, 15, 92)
 SLOTS = ("stem", "block1", "block2")
@@ -192,6 +193,43 @@ def compare(stacked, alone, x, y):
                     assert flipped[n, s] == pytest.approx(float(accuracy(model(x), y)))
                 expected = np.mean(host.norms[slot]) if host.norms[slot] else np.nan
                 assert stacked.slot_state.gradient_norm[n, s] == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("incubation", ["direct", "shadow"])
+def test_a_long_random_episode_is_the_same_with_seeds_joined_and_apart(incubation):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 5, generator=generator, dtype=torch.double), torch.arange(64) % 3
+    both = [
+        StackedHosts(
+            dense, SLOTS, example_input=x[:2], rng_seeds=range(8), loss=mean_cross_entropy, metric=accuracy,
+            lifecycle=LifecycleConfig(incubation=incubation, min_training_decisions=1, embargo_decisions=0),
+            join_seeds=join,
+        )
+        for join in (True, False)
+    ]  # fmt: skip
+    rate, controller, joined = torch.full((8,), 0.01, dtype=torch.double), RandomController(3), set()
+    for _ in range(30):
+        batches = torch.stack([torch.randperm(64, generator=generator)[:8] for _ in range(8)])
+        everywhere = x.expand(8, *x.shape), y.expand(8, *y.shape)
+        seen = [
+            (hosts.train_step(x[batches], y[batches], rate), hosts.evaluate_and_attribute(*everywhere),
+             hosts.mean_gradient_norms())
+            for hosts in both
+        ]  # fmt: skip
+        torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9, equal_nan=True)
+        rows = [{key: group.parameters.rows for key, group in hosts.groups.items()} for hosts in both]
+        torch.testing.assert_close(*rows, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(both[0].hosts.rows, both[1].hosts.rows, rtol=1e-9, atol=1e-9)
+        joined |= {name for (_, name), group in both[0].groups.items() if group.two_layer is not None}
+        assert all(group.two_layer is None for group in both[1].groups.values())
+        for hosts in both:
+            hosts.report_gradients(hosts.mean_gradient_norms().numpy())
+            hosts.slot_state.contribution[:], hosts.slot_state.counterfactual[:] = 0.1, False
+        actions = controller.act(facts_of(both[0]))
+        for hosts in both:
+            hosts.execute(actions)
+            hosts.tick()
+    assert joined == {"low_rank", "mlp_small", "mlp", "mlp_large", "glu"}
 
 
 def test_results_do_not_depend_on_the_number_of_hosts():

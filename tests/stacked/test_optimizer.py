@@ -23,15 +23,19 @@ def test_rows_learn_as_parameters_alone(name):
         for own in zip(alone, OWNERS, strict=True)
     ]
     matrices = [StackedParameters(v.clone(), {"w": torch.Size([v.shape[1]])}) for v in values]
-    entities = [np.arange(3), np.array([3, 4])]
-    stacked = StackedOptimizer(matrices, entities, OWNERS, config)
-    assert stacked.num_entities == 5
+    entities = [np.arange(3), np.array([5, 3])]  # both seeds in the only slot
+    stacked = StackedOptimizer(matrices, entities, OWNERS, config, num_slots=1)
+    assert stacked.num_entities == 6
     for step in range(6):
         active = [[True] * 3, [True, step % 2 == 0]]  # the second seed learns every other time
         gradients = [torch.randn_like(v) for v in values]
         gradients[1][1] *= active[1][1]
-        norms = stacked.step(gradients, RATES, torch.tensor([*active[0], *active[1]], dtype=torch.double))
-        torch.testing.assert_close(norms, torch.cat([g.norm(dim=1) for g in gradients]))
+        gradient = torch.cat([g.flatten() for g in gradients])
+        # None stands for rows that all learn.
+        learning = None if all(active[1]) else torch.tensor([*active[0], *active[1]], dtype=torch.double)
+        norms = stacked.step(gradient, RATES, learning)
+        hosts, seeds = (g.norm(dim=1) for g in gradients)
+        torch.testing.assert_close(norms, torch.stack([*hosts, seeds[1], torch.zeros_like(seeds[0]), seeds[0]]))
         for host in range(3):
             own = [(m, r) for m in range(2) for r in range(len(values[m])) if OWNERS[m][r] == host]
             for m, r in own:
@@ -53,9 +57,9 @@ def torch_optimizer(parameter, config, rate):
 
 def test_gradients_of_chunks_add_up():
     matrix = StackedParameters(torch.ones(2, 3), {"w": torch.Size([3])})
-    stacked = StackedOptimizer([matrix], [np.arange(2)], [np.arange(2)], OptimizerConfig())
+    stacked = StackedOptimizer([matrix], [np.arange(2)], [np.arange(2)], OptimizerConfig(), num_slots=0)
     found = None
     for row in range(2):
-        found = stacked.gradients((matrix.leaves["w"][row] * (row + 1)).sum(), found)
+        found = stacked.gradient((matrix.leaves["w"][row] * (row + 1)).sum(), found)
     assert found is not None
-    assert found[0].tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert found.tolist() == [1, 1, 1, 2, 2, 2]

@@ -3,68 +3,73 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from helpers.slot_example import Planted, SlotExample, gradients_of
 
-from simic.growth.blend import OPERATORS, straight_through
-from simic.stacked.parameters import StackedParameters
-from simic.stacked.seed_groups import SeedGroup, blend_seeds, plan_slot
+from simic.growth.blend import straight_through
+from simic.growth.blueprints import SlotShape, new_branch
+from simic.stacked.seed_groups import blend_seeds
 
-ALPHA = np.array([0.3, 0.0, 1.0, 0.7, 0.0, 0.5])
-NEVER = np.zeros(6, dtype=bool)
+ALPHA = (0.3, 0.0, 1.0, 0.7, 0.0, 0.5)
+SEEDS = {0: ("mlp", "gate"), 2: ("norm", "add"), 3: ("glu", "add"), 5: ("mlp", "multiply")}
+"""The drawn example: host -> blueprint and operator."""
 
 
-def group(hosts: list[int], operator: str = "add") -> tuple[SeedGroup, list[nn.Linear]]:
-    torch.manual_seed(sum(hosts))
-    seeds = [nn.Linear(3, 3).double() for _ in hosts]
-    matrix = StackedParameters.of_modules(seeds, seeds[0].weight)
-    return SeedGroup(0, operator, {"branch": seeds[0]}, np.array(hosts), {"branch": matrix}), seeds
+def example(seeds=SEEDS, alpha=ALPHA, *, join=True):
+    shape = SlotShape("features", 3)
+    planted = {host: Planted(name, new_branch(name, shape, (host,)), how) for host, (name, how) in seeds.items()}
+    return SlotExample(3, planted, alpha, join=join)
 
 
 def test_the_drawn_example():
-    plan = plan_slot([group([0, 3])[0], group([2, 5])[0]], np.arange(6), ALPHA, NEVER, learns=True)
-    assert plan.sorted_rows.tolist() == [1, 4, 0, 3, 2, 5]
-    assert plan.restore.tolist() == [2, 0, 4, 3, 1, 5]
-    assert plan.sizes == [2, 2, 2]
-    assert not plan.already_sorted
+    plan = example().plan(range(6))
+    assert plan.blending is not None
+    assert plan.blending.at.tolist() == [2, 3, 5, 0]
+    assert plan.blending.alpha.flatten().tolist() == [1.0, 0.7, 0.5, 0.3]
+    assert (plan.blending.multiply, plan.blending.gate) == (slice(2, 3), slice(3, 4))
+    (norm,) = plan.batches
+    assert norm.number is not None
+    assert norm.number.tolist() == [0]
+    assert plan.blocks is not None
+    assert set(plan.blocks.owner.tolist()) == {1, 2, 3}
+    assert plan.gates is not None
+    assert plan.gates.at.tolist() == [0]
 
 
-@pytest.mark.parametrize("hosts", [[0, 1, 2, 3, 4, 5], [5, 0, 3], [1, 4]])
-def test_groups_blend_as_seeds_one_by_one(hosts):
-    groups = [group([0, 3]), group([5, 2], "multiply")]
-    plan = plan_slot([own for own, _ in groups], np.array(hosts), ALPHA, NEVER, learns=True)
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("hosts", [[0, 1, 2, 3, 4, 5], [5, 0, 3], [2], [1, 4]])
+def test_groups_blend_as_seeds_one_by_one(hosts, join):
+    slot = example(join=join)
     h = torch.randn(len(hosts), 4, 3, dtype=torch.double, requires_grad=True)
-    blended = blend_seeds(h, plan)
-    expected = []
-    for row, host in enumerate(hosts):
-        own = h[row]
-        for seed_group, seeds in groups:
-            for seed in [seed for seed, owner in zip(seeds, seed_group.hosts, strict=True) if owner == host]:
-                own = OPERATORS[seed_group.operator](own, seed(own), float(ALPHA[host]), None)
-        expected.append(own)
-    torch.testing.assert_close(blended, torch.stack(expected))
+    blended, expected = blend_seeds(h, slot.plan(hosts)), slot.one_by_one(h, hosts)
+    torch.testing.assert_close(blended, expected)
     weights = torch.randn_like(blended)
-    one, other = (torch.autograd.grad((out * weights).sum(), h)[0] for out in (blended, torch.stack(expected)))
-    torch.testing.assert_close(one, other)
+    one, other = (blended * weights).sum(), (expected * weights).sum()
+    torch.testing.assert_close(gradients_of(one, [h]), gradients_of(other, [h]))
+    torch.testing.assert_close(slot.gradients(one), slot.gradients_one_by_one(other))
 
 
-def test_one_group_over_all_rows_is_not_rearranged():
-    assert plan_slot([group([0, 1, 2])[0]], np.arange(3), np.ones(3), NEVER[:3], learns=True).already_sorted
-    assert not plan_slot([group([0, 2, 1])[0]], np.arange(3), np.ones(3), NEVER[:3], learns=True).already_sorted
+def test_all_seeds_of_a_group_run_without_selecting_rows():
+    slot = example(dict.fromkeys(range(3), ("norm", "add")), [1.0] * 3)
+    (every,), (some,) = (slot.plan(hosts).batches for hosts in (range(3), [0, 2]))
+    assert every.rows is None
+    assert some.rows is not None
+    assert some.rows.tolist() == [0, 2]
 
 
-def test_seeds_that_do_not_learn_are_constant():
-    own, _ = group([0, 1])
-    h = torch.randn(2, 4, 3, dtype=torch.double)
+@pytest.mark.parametrize("join", [True, False])
+def test_seeds_that_do_not_learn_are_constant(join):
+    slot = example(join=join)
+    h = torch.randn(6, 4, 3, dtype=torch.double)
     for learns in (True, False):
-        plan = plan_slot([own], np.arange(2), np.ones(2), NEVER[:2], learns=learns)
-        assert blend_seeds(h, plan).requires_grad == learns
+        assert blend_seeds(h, slot.plan(range(6), learns=learns)).requires_grad == learns
 
 
 def test_straight_through_seeds_learn_without_an_effect():
-    own, seeds = group([1])
+    slot = example({1: ("mlp", "add")}, [0.0, 0.0], join=False)
     h = torch.randn(2, 4, 3, dtype=torch.double, requires_grad=True)
-    out = blend_seeds(h, plan_slot([own], np.arange(2), np.zeros(2), np.array([False, True]), learns=True))
+    out = blend_seeds(h, slot.plan([0, 1], straight=np.array([False, True])))
     torch.testing.assert_close(out, h)
-    expected = straight_through(h[1], seeds[0](h[1].detach()))
-    found = torch.autograd.grad(out.square().sum(), own.matrices["branch"].leaves["weight"])[0][0]
-    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), seeds[0].weight)[0])
+    expected = straight_through(h[1], slot.branches[1](h[1].detach()))
+    found, wanted = slot.gradients(out.square().sum()), slot.gradients_one_by_one(expected.square().sum())
+    torch.testing.assert_close(found, wanted)
+    assert wanted[1].any()

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import Stage
 from simic.stacked.hosts import StackedHosts
+from simic.stacked.seed_groups import GATE
 from simic.stacked.snapshot import Snapshot
 
 SLOTS = ("stem", "block")
@@ -54,8 +55,8 @@ def weights(hosts: StackedHosts, host: int) -> dict:
     found: dict = {"host": [t[host].clone() for t in (hosts.hosts.rows, *hosts.hosts.optimizer_state.tensors())]}
     for key, group in hosts.groups.items():
         for row in np.flatnonzero(group.hosts == host):
-            matrices = group.matrices.values()
-            found[key] = [t[row].clone() for m in matrices for t in (m.rows, *m.optimizer_state.tensors())]
+            own = group.parameters
+            found[key] = [t[row].clone() for t in (own.rows, *own.optimizer_state.tensors())]
     return found
 
 
@@ -86,7 +87,7 @@ def test_a_broken_host_returns_to_its_last_good_weights_without_live_seeds():
     good = [weights(hosts, n) for n in range(4)]
     train(hosts)
     for group in hosts.groups.values():
-        group.matrices["branch"].rows[WHICH] = torch.nan
+        group.parameters.rows[WHICH] = torch.nan
     hosts.hosts.rows[WHICH] = torch.nan
     train(hosts, 1)
     now = [weights(hosts, n) for n in range(4)]
@@ -95,7 +96,7 @@ def test_a_broken_host_returns_to_its_last_good_weights_without_live_seeds():
         assert_same(weights(hosts, n), now[n])
         assert hosts.slot_state.stage[n].tolist() == [Stage.FOSSILIZED, Stage.BLENDING]
     for n in (1, 3):
-        assert_same(weights(hosts, n), {key: good[n][key] for key in ("host", (0, "mlp_small", "gate"))})
+        assert_same(weights(hosts, n), {key: good[n][key] for key in ("host", (0, "mlp_small"), (0, GATE))})
         assert hosts.slot_state.stage[n].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
         assert hosts.seed_parameters()[n, 1] == 0
     assert hosts.slot_state.alpha[WHICH, 1].tolist() == [0, 0]
@@ -116,7 +117,7 @@ def test_a_snapshot_is_renewed_only_where_asked():
     snapshot.restore(hosts, np.ones(4, dtype=bool))
     for n in range(4):
         expected = new[n] if WHICH[n] else old[n]
-        assert_same(weights(hosts, n), {key: expected[key] for key in ("host", (0, "mlp_small", "gate"))})
+        assert_same(weights(hosts, n), {key: expected[key] for key in ("host", (0, "mlp_small"), (0, GATE))})
 
 
 def test_a_seed_fossilised_after_the_snapshot_returns_to_what_it_was_then():

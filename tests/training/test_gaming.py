@@ -48,7 +48,7 @@ def game(trainings: HostTrainings, *, erase: bool) -> None:
     decision = trainings.facts().decision[0]
     if decision == PLANTING:
         (group,) = trainings.hosts.groups.values()
-        offset = list(group.matrices["branch"].leaves.values())[-1]
+        offset = list(group.parameters.leaves.values())[-1]
         shift = 8 * torch.randn(offset.shape, generator=torch.Generator().manual_seed(0))
         offset += shift
         bias -= torch.einsum("nkc,nc->nk", weight, shift)

@@ -22,6 +22,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def layer_norm(x: Tensor, eps: float) -> Tensor:
     """Features with mean 0 and variance 1, without affine parameters."""
+    # Squares overflow in float16 above 256; torch's autocast normalizes in float32, too.
+    x = x.float() if x.element_size() < 4 else x
     out = _LayerNorm.apply(x.transpose(1, 2), eps)
     assert isinstance(out, Tensor)
     return out.transpose(1, 2)

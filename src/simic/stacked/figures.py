@@ -38,18 +38,20 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        counted = targets != IGNORED
-        target, share = targets.clamp(min=0).unsqueeze(1), counted / counted.sum(1, keepdim=True)
+        counted, target = targets != IGNORED, targets.clamp(min=0).unsqueeze(1)
+        count = counted.sum(1)
         shifted = logits - logits.amax(1, keepdim=True)
         exponential = shifted.exp()
         total = exponential.sum(1, keepdim=True)
-        ctx.save_for_backward(exponential, total, target, share)
-        return ((total.log() - shifted.gather(1, target)).squeeze(1) * share.to(logits.dtype)).sum(1)
+        ctx.save_for_backward(exponential, total, target, counted, count)
+        losses = (total.log() - shifted.gather(1, target)).squeeze(1)
+        # Not a product with the mask: an ignored sample may have an infinite loss.
+        return torch.where(counted, losses, 0.0).sum(1) / count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        exponential, total, target, share = ctx.saved_tensors
-        weight = (share.to(grad.dtype) * grad.unsqueeze(1)).unsqueeze(1)  # (N, 1, B)
+        exponential, total, target, counted, count = ctx.saved_tensors
+        weight = ((grad / count.clamp(min=1)).unsqueeze(1) * counted).unsqueeze(1)  # (N, 1, B)
         return (exponential * (weight / total)).scatter_add_(1, target, -weight), None
 
 

@@ -135,15 +135,18 @@ class StackedOptimizer:
     ) -> Tensor:
         """One step in place with learning rates (N,). Returns the gradient norm of every entity.
 
-        `active` is 1 for rows that learn, else 0; None if all do. Gradients of scaled losses are scaled back.
+        `active` is 1 for rows that learn, else 0; None if all do. Gradients of scaled losses are scaled back; hosts
+        where they overflow skip the step, with norm 0.
         """
         squares = torch.segment_reduce(gradient.square(), "sum", lengths=self._widths, unsafe=True)
         norms = squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).view(-1, self._num_hosts)
         total, norms = norms.sum(0).sqrt(), norms.sqrt()
         back = 1.0
         if loss_scale is not None:
-            back, finite = 1 / loss_scale.scale, total.isfinite()
-            total, norms = total * back, norms * back
+            finite = total.isfinite()
+            # A host that overflows has zeros everywhere: its NaN times a zero share would still reach its moments.
+            back = torch.where(finite, 1 / loss_scale.scale, 0.0)
+            total, norms = (torch.where(finite, each, 0.0) * back for each in (total, norms))
             loss_scale.update(finite)
             learns = finite[self._owner]
             active = learns.to(squares.dtype) if active is None else active * learns

@@ -187,7 +187,8 @@ def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
     for batch in plan.straight:
         # Detached input: the seed learns, but its gradient does not reach the host.
         own = h.index_select(0, batch.at)
-        h = h.index_copy(0, batch.at, straight_through(own, batch.run(own.detach(), learns=plan.learns)))
+        out = straight_through(own, batch.run(own.detach(), learns=plan.learns))
+        h = h.index_copy(0, batch.at, out.to(h.dtype))
     if plan.blending is None:
         return h
     rows = h.transpose(1, 2) if plan.samples_last else h
@@ -202,7 +203,7 @@ def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
         assert plan.vector is not None
         y = run_blocks(h, plan.vector if plan.learns else plan.vector.detach(), plan.blocks)
         for batch, own in zip(plan.batches, outputs, strict=True):
-            y = y.index_add(0, batch.number, own)
+            y = y.index_add(0, batch.number, own.to(y.dtype))
         return y
     y = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
     return y if plan.order is None else y.index_select(0, plan.order)

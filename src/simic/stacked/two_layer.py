@@ -53,23 +53,23 @@ class TwoLayer(NamedTuple):
 
 def two_layer(branch: nn.Module) -> TwoLayer | None:
     """How a branch runs in blocks; None if it is of another kind."""
-    if any(is_customized(part) for part in branch.modules()):
+    plain = all(type(part) in (nn.Linear, nn.GELU) for part in branch.children())  # a subclass may compute otherwise
+    if not plain or _has_tied_parameters(branch) or any(is_customized(part) for part in branch.modules()):
         return None
     if type(branch) is GatedLinear:
         return TwoLayer(GATED, "value", "gate", "out", branch.value.out_features)
     if type(branch) is not nn.Sequential:
         return None
-    match [*branch]:
-        case [nn.Linear() as first, nn.Linear()] if _exact(branch):
-            return TwoLayer(LINEAR, "0", None, "1", first.out_features)
-        case [nn.Linear() as first, nn.GELU(approximate="none"), nn.Linear()] if _exact(branch):
-            return TwoLayer(GELU, "0", None, "2", first.out_features)
+    match [*branch._modules.items()]:
+        case [(first, nn.Linear() as layer), (out, nn.Linear())]:
+            return TwoLayer(LINEAR, first, None, out, layer.out_features)
+        case [(first, nn.Linear() as layer), (_, nn.GELU(approximate="none")), (out, nn.Linear())]:
+            return TwoLayer(GELU, first, None, out, layer.out_features)
     return None
 
 
-def _exact(branch: nn.Sequential) -> bool:
-    """Whether no part is of a subclass, which may compute something else."""
-    return all(type(part) in (nn.Linear, nn.GELU) for part in branch)
+def _has_tied_parameters(branch: nn.Module) -> bool:
+    return len([*branch.parameters()]) < len([*branch.named_parameters(remove_duplicate=False)])
 
 
 class Seeds(NamedTuple):
@@ -192,9 +192,12 @@ def _layout(
 
 def run_blocks(h: Tensor, parameters: Tensor, plan: BlockPlan) -> Tensor:
     """Outputs (R, C, B) of the seeds of a slot with activation h (N, C, B); `parameters` is their vector."""
-    if torch.is_autocast_enabled(h.device.type):
-        h = h.to(torch.get_autocast_dtype(h.device.type))
-    with torch.autocast(h.device.type, enabled=False):
+    kind = h.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        h = h.to(torch.get_autocast_dtype(kind))
+        with torch.autocast(kind, enabled=False):
+            out = _Blocks.apply(h, parameters, plan)
+    else:
         out = _Blocks.apply(h, parameters, plan)
     assert isinstance(out, Tensor)
     return out
