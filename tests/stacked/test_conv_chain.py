@@ -65,3 +65,14 @@ def test_a_chain_runs_on_the_meta_device():
     out = run_chain([(layer, part_of(parameters, key)) for key, layer in module.named_children()], x)
     assert out.shape == (3, 4, 3, 3, 3)
     assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_a_chain_under_autocast_takes_what_an_earlier_layer_puts_out(low):
+    module = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1), nn.GroupNorm(1, 3))
+    parameters = {key: value.detach().expand(3, *value.shape).clone() for key, value in module.named_parameters()}
+    x = torch.randn(3, 4, 2, 5, 5).to(low).requires_grad_()
+    with torch.autocast("cpu", low):
+        out = run_chain([(layer, part_of(parameters, key)) for key, layer in module.named_children()], x)
+    torch.testing.assert_close(out, torch.stack([module(own.float()) for own in x]), rtol=0.02, atol=0.02)
+    assert torch.autograd.grad(out.square().sum(), x)[0].dtype == low

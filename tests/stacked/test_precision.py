@@ -8,8 +8,9 @@ import torch
 from helpers.grown_hosts import KINDS, SLOTS, STYLE_OF, grown_hosts
 
 from simic import Action
-from simic.lifecycle.stages import INCUBATIONS, Stage
+from simic.lifecycle.stages import INCUBATIONS, Incubation, Stage
 from simic.stacked import precision
+from simic.stacked.config import HostsConfig, Precision
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
 from simic.stacked.parameters import StackedParameters
@@ -21,9 +22,9 @@ LOW = pytest.mark.parametrize("low", ["bfloat16", "float16"])
 
 
 @cache
-def trained(kind, low, incubation="direct", steps=30):
+def trained(kind: str, low: Precision, incubation: Incubation = "direct", steps: int = 30):
     """Losses (steps, N) of hosts whose seeds in the block are in training, then blended in."""
-    hosts = grown_hosts(kind, incubation, precision=low)
+    hosts = grown_hosts(kind, incubation, config=HostsConfig(precision=low))
     x, y = KINDS[kind].draw(hosts.num_hosts, 32)
     losses = []
     for step in range(steps):
@@ -75,7 +76,7 @@ def float16_hosts() -> tuple[StackedHosts, torch.Tensor, torch.Tensor]:
     own = KINDS["features"]
     hosts = StackedHosts(
         own.make_host, SLOTS, example_input=own.draw(2)[0], rng_seeds=range(4), loss=mean_cross_entropy,
-        metric=accuracy, precision="float16",
+        metric=accuracy, config=HostsConfig(precision="float16"),
     )  # fmt: skip
     action = Action("germinate", "stem", "mlp", STYLE_OF["add"])
     hosts.plant(np.stack([action.encode(SLOTS, hosts.blueprint_names)] * 4))

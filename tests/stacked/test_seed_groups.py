@@ -27,7 +27,6 @@ def test_the_drawn_example():
     assert plan.blending.alpha.flatten().tolist() == [1.0, 0.7, 0.5, 0.3]
     assert (plan.blending.multiply, plan.blending.gate) == (slice(2, 3), slice(3, 4))
     (norm,) = plan.batches
-    assert norm.number is not None
     assert norm.number.tolist() == [0]
     assert plan.blocks is not None
     assert set(plan.blocks.owner.tolist()) == {1, 2, 3}

@@ -42,6 +42,8 @@ def run_chain(links: Sequence[Link], x: Tensor) -> Tensor:
     """The outputs (N, B, C, *space) of a chain."""
     flat = x.dim() == 4
     x = x.unsqueeze(3) if flat else x
+    # Under autocast, too, a chain runs in the precision of its parameters: a lower one is not faster on CPUs.
+    x = x.to(next(value.dtype for _, parameters in links for value in parameters.values()))
     channels = max(x.shape[2], *(m.out_channels for m, _ in links if isinstance(m, nn.Conv1d | nn.Conv2d)))
     size = channels * math.prod(x.shape[3:]) * x.element_size()  # of one sample
     networks = max(1, PART_BYTES // (size * x.shape[1]))
