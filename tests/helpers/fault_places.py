@@ -39,7 +39,7 @@ STOP_PLACES = {
     "beginning to watch": ("signal:signal", 2, 0),
     "first host epoch": ("simic.stacked.optimizer:StackedOptimizer.step", 2, 0),
     "host epoch": ("simic.environment.host_trainings:HostTrainings._train", 2 * DECISIONS + 3, 2),
-    "validation": ("simic.environment.host_trainings:HostTrainings._validate_with_ablations", DECISIONS + 3, 1),
+    "validation": ("simic.environment.host_trainings:HostTrainings._train_and_validate", DECISIONS + 3, 1),
     "statistics": ("simic.training.run:episode_figures", 3, 2),
     "recording episodes": ("simic.training.run:save_episodes", 3, 2),
     "normalizers are updated": ("simic.ppo.agent:PPOAgent.prepare_batch", 2, 1),
