@@ -151,7 +151,9 @@ def test_a_run_tells_of_gaming_and_without_twins_of_none(tmp_path, task, learn_t
     monkeypatch.setattr(
         episodes,
         "make_trainings",
-        lambda setup, job: make(setup, job) if job.twin else planted(make(setup, job), erase=False),
+        lambda setup, job, device: (
+            make(setup, job, device) if job.twin else planted(make(setup, job, device), erase=False)
+        ),
     )
     run = {"updates": 1, "group_size": 4, "episode": {"horizon": 12, "anneal": False}, "level": "normal"}
     assert tiny_run.play_run(tmp_path / "twins", **run)[0] == 0
