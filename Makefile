@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
+BENCH := $(VENV)/.bench
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: train pretrained test test-slow test-integrations check bench setup clean
@@ -40,7 +41,8 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
 
-bench: $(STAMP)
+# Against other packages, which are installed for it.
+bench: $(BENCH)
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 setup: $(STAMP)
@@ -57,6 +59,10 @@ $(STAMP): pyproject.toml constraints.txt
 $(INTEGRATIONS): $(STAMP)
 	$(PIP) --editable ".[integrations]"
 	touch $(INTEGRATIONS)
+
+$(BENCH): $(STAMP)
+	$(PIP) --editable ".[bench]"
+	touch $(BENCH)
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""How fast do simic's recurrent PPO and its masked heads run, against sb3-contrib doing the same?
+"""How fast do simic's recurrent PPO and its masked heads run, against rl_games and sb3-contrib doing the same?
 
 Run: python benchmarks/ppo.py [--rounds 8]
 
@@ -8,6 +8,19 @@ default, an LSTM each for actor and critic, and with one that they share, as our
 LSTM both have a linear actor and a critic of one hidden layer of 64: less than sb3's own two layers of 64 for each, and
 in its favour. Before the LSTM ours has an encoder of 64 units, so an LSTM input of 64 where theirs is 2, and running
 scales of observations, rewards and values, which theirs lacks.
+
+rl_games' a2c_discrete is measured with one LSTM for actor and critic behind a layer of 64, as ours. Only what comes
+after playing is timed. Its setting seq_length cuts sequences, starts each cut from the state of playing, and sends no
+gradient back beyond it. With 128 nothing is cut, and its gradients go back to the beginning of every episode, as ours:
+this is the same work, and the headline. Its recurrent configs cut to between 2 and 32 steps, which is less work and a
+coarser gradient; 32, and the 4 of its config for this task, are shown beside it. In its favour throughout: it takes
+values and old probabilities from playing, where ours makes two more passes, for the probabilities under the new scales
+and for the measurements after the update; and its critic has no hidden layer. In ours: its
+runner compiles the network unless told not to, and no network is compiled here.
+
+Importing rl_games turns off the checks that torch's distributions make of their arguments, for the whole process. Each
+peer runs as it does alone: rl_games without them, sb3-contrib with them. Ours uses none of these distributions. Without
+the checks sb3-contrib acts about 1.5 times as fast.
 
 Training: whole steps per second, playing and learning, the first updates of a fresh agent, hidden size 64, against its
 default.
@@ -23,10 +36,14 @@ the machine does hardly counts.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -34,10 +51,15 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent  # pyright: ignore[reportMissingImports]
+from rl_games.common.algo_observer import DefaultAlgoObserver  # pyright: ignore[reportMissingImports]
+from rl_games.common.ivecenv import IVecEnv  # pyright: ignore[reportMissingImports]
+from rl_games.common.tr_helpers import DefaultRewardsShaper  # pyright: ignore[reportMissingImports]
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.maskable.distributions import MaskableMultiCategoricalDistribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
+from torch.distributions import Distribution
 
 from simic.gymnasium.collector import Collector, make_network
 from simic.lifecycle.actions import HEAD_VALUES, HEADS
@@ -47,6 +69,8 @@ from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 
 NUM_ENVS, NUM_STEPS, NUM_MINIBATCHES, PPO_EPOCHS = 8, 128, 4, 4
+SEQUENCE_LENGTHS = (NUM_STEPS, 32, 4)
+"""Of rl_games, the first for the headline."""
 NUM_SLOTS, NUM_BLUEPRINTS = 3, 7
 HEAD_SIZES = [{"slot": NUM_SLOTS, "blueprint": NUM_BLUEPRINTS}.get(h) or len(HEAD_VALUES[h]) for h in HEADS]
 
@@ -98,6 +122,80 @@ def make_theirs(hidden_size: int, *, shared: bool) -> RecurrentPPO:
     return model
 
 
+class RlGamesEnvs(IVecEnv):
+    """The environments as rl_games wants them."""
+
+    def __init__(self) -> None:
+        self.envs = SyncVectorEnv([cart_pole] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def reset(self) -> np.ndarray:
+        """First observations."""
+        return self.envs.reset(seed=0)[0]
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Observations, rewards, ends."""
+        observation, reward, terminated, truncated, _ = self.envs.step(actions)
+        return observation, reward.astype(np.float32), terminated | truncated, {}
+
+    def get_env_info(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The spaces of one environment."""
+        return {"observation_space": self.envs.single_observation_space, "action_space": self.envs.single_action_space}
+
+
+def make_rl_games(hidden_size: int, sequence_length: int, directory: str) -> DiscreteA2CAgent:
+    """The same by rl_games, silent; it writes its summaries to a directory."""
+    envs = RlGamesEnvs()
+    network = {
+        "name": "actor_critic",
+        "separate": False,
+        "space": {"discrete": None},
+        "mlp": {"units": [64], "activation": "tanh", "initializer": {"name": "default"}},
+        "rnn": {"name": "lstm", "units": hidden_size, "layers": 1, "before_mlp": False},
+    }
+    config = {
+        "name": "ppo",
+        "env_name": "cart_pole",
+        "env_info": envs.get_env_info(),
+        "vec_env": envs,
+        "features": {"observer": DefaultAlgoObserver()},
+        "reward_shaper": DefaultRewardsShaper(),
+        "device": "cpu",
+        "num_actors": NUM_ENVS,
+        "horizon_length": NUM_STEPS,
+        "minibatch_size": NUM_ENVS * NUM_STEPS // NUM_MINIBATCHES,
+        "mini_epochs": PPO_EPOCHS,
+        "seq_length": sequence_length,
+        "gamma": 0.99,
+        "tau": 0.95,
+        "learning_rate": 3e-4,
+        "lr_schedule": None,
+        "e_clip": 0.2,
+        "clip_value": False,
+        "entropy_coef": 0.01,
+        "critic_coef": 1,
+        "truncate_grads": True,
+        "grad_norm": 0.5,
+        **dict.fromkeys(("normalize_input", "normalize_value", "normalize_advantage"), True),
+        "train_dir": directory,
+        "print_stats": False,
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        agent = DiscreteA2CAgent("ppo", {"model": {"name": "discrete_a2c"}, "network": network, "config": config})
+    agent.init_tensors()
+    agent.obs = agent.env_reset()
+    return agent
+
+
+@contextlib.contextmanager
+def checked_distributions(checked: bool) -> Iterator[None]:
+    """Whether torch's distributions check their arguments, inside; they do again afterwards."""
+    Distribution.set_default_validate_args(checked)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(True)
+
+
 def best_seconds(jobs: dict[str, Callable[[], Callable[[], object]]], rounds: int) -> dict[str, float]:
     """The best time of each job, one after the other in every round; a job first prepares, which is not timed."""
     best = dict.fromkeys(jobs, float("inf"))
@@ -111,7 +209,7 @@ def best_seconds(jobs: dict[str, Callable[[], Callable[[], object]]], rounds: in
 
 
 def time_updates(hidden_size: int, rounds: int) -> dict[str, float]:
-    """Seconds of an update by ours, their default and their shared LSTM, each on a rollout of its untrained policy."""
+    """Seconds of an update by ours, sb3's default, its shared LSTM and rl_games, on rollouts of untrained policies."""
 
     def ours() -> Callable[[], object]:
         agent, collector = make_ours(hidden_size)
@@ -124,8 +222,24 @@ def time_updates(hidden_size: int, rounds: int) -> dict[str, float]:
         model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=NUM_STEPS)  # pyright: ignore[reportArgumentType]
         return model.train
 
+    def rl_games(length: int) -> Callable[[], object]:
+        agent = make_rl_games(hidden_size, length, directory)
+        agent.set_eval()
+        with torch.no_grad():
+            played = agent.play_steps_rnn()
+        agent.play_steps_rnn = lambda: played  # its epoch plays and learns
+
+        def learn() -> None:
+            with checked_distributions(False):
+                agent.train_epoch()
+
+        return learn
+
+    jobs: dict[str, Callable[[], Callable[[], object]]]
     jobs = {"ours": ours, "default": lambda: theirs(shared=False), "shared": lambda: theirs(shared=True)}
-    return best_seconds(jobs, rounds)
+    jobs |= {f"rl_games_{length}": partial(rl_games, length) for length in SEQUENCE_LENGTHS}
+    with tempfile.TemporaryDirectory() as directory:
+        return best_seconds(jobs, rounds)
 
 
 def time_training(hidden_size: int, rounds: int, updates: int) -> dict[str, float]:
@@ -185,6 +299,7 @@ def time_acting(rounds: int, repeats: int) -> dict[str, float]:
 def main(options: Options) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
+    Distribution.set_default_validate_args(True)  # see the top of the file
     result = {}
     for hidden_size in (64, 256):
         seconds = time_updates(hidden_size, options.rounds)
@@ -196,6 +311,12 @@ def main(options: Options) -> None:
         )
         result[f"update_speedup_{hidden_size}"] = round(default, 3)
         result[f"update_speedup_shared_{hidden_size}"] = round(shared, 3)
+        ratios = {length: seconds[f"rl_games_{length}"] / seconds["ours"] for length in SEQUENCE_LENGTHS}
+        of_length = (f"{seconds[f'rl_games_{k}']:.3f} s with sequences of {k}, {v:.2f}x" for k, v in ratios.items())
+        print(f"                   rl_games {'; '.join(of_length)}", flush=True)
+        for length, ratio in ratios.items():
+            cut = "" if length == NUM_STEPS else f"_cut_{length}"
+            result[f"rl_games_update_{hidden_size}{cut}"] = round(ratio, 3)
     seconds = time_training(64, options.rounds, options.training_updates)
     steps = options.training_updates * NUM_ENVS * NUM_STEPS
     result["training_speedup_64"] = round(seconds["default"] / seconds["ours"], 3)

@@ -205,3 +205,22 @@ def test_a_table_that_does_not_fit_its_heads_is_refused():
         ActionTree(("op", "slot"), np.ones((2, 3), dtype=bool))
     with pytest.raises(ValueError, match="the first head is always used"):
         ActionTree(("op", "slot"), np.array([[True, False], [False, True]]))
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_reading_only_the_rows_of_actions_gives_what_the_whole_tree_gives(seed):
+    rng, steps, envs = np.random.default_rng(seed), 2, 3
+    problems = [random_problem(rng) for _ in range(steps * envs)]
+    logits, mask = (
+        torch.from_numpy(np.stack(part)).unflatten(0, (steps, envs)) for part in zip(*problems, strict=True)
+    )
+    policy = TreeDistribution(GROWTH_TREE, logits, mask)
+    action = policy.sample(torch.Generator().manual_seed(seed))
+    reading = GROWTH_TREE.reading(action, mask)
+    log_prob, entropy = reading.evaluate(logits)
+    assert torch.allclose(log_prob, policy.head_log_prob(action), atol=1e-5)
+    assert torch.allclose(entropy, policy.head_entropy(action)[0], atol=1e-5)
+    chosen = torch.tensor([2, 0])
+    part = reading.environments(chosen).evaluate(logits[:, chosen])[0]
+    assert torch.equal(part, log_prob[:, chosen])

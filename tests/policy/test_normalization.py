@@ -83,3 +83,15 @@ def test_moments_are_saved_with_the_weights():
     second.load_state_dict(first.state_dict())
     assert (second.mean == first.mean).all()
     assert second.count == 5
+
+
+def test_rows_that_count_several_times_are_repeated_rows():
+    rows, times = torch.randn(5, 2, dtype=torch.float64), torch.tensor([3, 0, 1, 2, 7])
+    counted, repeated = RunningMoments(2), RunningMoments(2)
+    counted.update(rows, times)
+    repeated.update(rows.repeat_interleave(times, 0))
+    for name in ("mean", "variance", "count"):
+        torch.testing.assert_close(getattr(counted, name), getattr(repeated, name))
+    before = counted.mean.clone()
+    counted.update(rows, torch.zeros(5))
+    assert torch.equal(counted.mean, before)

@@ -13,7 +13,7 @@ from torch import nn
 
 from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Op
 from simic.policy.action_tree import TreeDistribution
-from simic.policy.network import Output
+from simic.policy.network import GROWTH_TREE, Output
 from simic.ppo.batch import Batch
 from simic.ppo.config import PPOConfig
 from simic.ppo.objective import mean_weights, ppo_terms, ratio_statistics
@@ -243,6 +243,7 @@ def test_terms_by_hand():
         advantage=torch.tensor([[1.0], [-1.0]]),
         head_used=torch.ones(2, 1, 1, dtype=torch.bool),
         has_choice=torch.ones(2, 1, 1, dtype=torch.bool),
+        reading=agent.plain.tree.reading(rollout.action, rollout.mask),
     )
     config = PPOConfig(clip_range=0.2, value_coefficient=0.5, entropy_coefficient=0.1)
     terms = ppo_terms(Known(agent.plain), batch, mean_weights(batch), torch.tensor([0.1]), UNITS, config)
@@ -377,7 +378,9 @@ def beside_waits(batch, copies) -> Batch:
     )
     batches = [batch] + [quiet] * copies
     names = ("log_prob", "value", "target", "advantage", "head_used", "has_choice")
-    return Batch(rollout=join(parts), **{name: torch.cat([getattr(b, name) for b in batches], 1) for name in names})
+    joined = join(parts)
+    chosen = {name: torch.cat([getattr(b, name) for b in batches], 1) for name in names}
+    return Batch(rollout=joined, reading=GROWTH_TREE.reading(joined.action, joined.mask), **chosen)
 
 
 def test_a_rare_head_learns_as_fast_among_many_waits():

@@ -58,7 +58,7 @@ def test_the_optimizer_is_made_of_the_config():
         (0, 1e-3, 0.2),
         (0.1, 1e-3, 0.2),
     ]
-    assert [(g["foreach"], g["fused"]) for g in optimizer.param_groups] == [(True, False)] * 2
+    assert [(g["foreach"], g["fused"]) for g in optimizer.param_groups] == [(False, True)] * 2
     grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in agent.plain.parameters())
 
@@ -95,3 +95,18 @@ def test_gradients_are_clipped_per_head_if_asked():
         if id(p) not in of_heads and name in seen[0][0]:
             assert torch.allclose(seen[0][0][name], seen[1][0][name], atol=1e-6)
     assert metrics[0].head_gradient_norm == pytest.approx(metrics[1].head_gradient_norm, rel=1e-4)
+
+
+def test_a_state_saved_with_other_kernels_loads():
+    """The choice of kernels is this device's; everything else is the saved one."""
+    old, new = flat_agent(**ONE_STEP), flat_agent(**ONE_STEP)
+    for group in old.optimizer.param_groups:
+        group["fused"], group["foreach"] = False, True
+    rollout, _ = play(old, 6, 2)
+    old.update(rollout)
+    new.load_state_dict(old.state_dict())
+    assert [(g["foreach"], g["fused"]) for g in new.optimizer.param_groups] == [(False, True)]
+    for agent in (old, new):
+        agent.update(rollout)
+    for name, value in parameters(old).items():
+        assert torch.allclose(value, parameters(new)[name], atol=1e-6), name

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from simic.lifecycle.actions import HEAD_USED, HEAD_VALUES, HEADS, Column, Op
 from simic.policy.action_tree import ActionTree
+from simic.policy.blueprint_tables import TABLES, WHICH
 from simic.policy.config import PolicyConfig
 from simic.policy.masked_categorical import ILLEGAL
 from simic.policy.normalization import Normalizer
@@ -36,6 +37,8 @@ INITIAL_OP_LOGITS = {
 by the end of the episode earns nothing, so a policy that prunes or stalls never observes the benefit of growth."""
 PLAIN_HEADS = ("style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 """Heads whose choices are the same for every slot and task."""
+PLAIN_OPS = [int(op) for op in Op if any(HEAD_USED[op, HEADS.index(head)] for head in PLAIN_HEADS)]
+"""Operations that use any of them."""
 
 
 class Output(NamedTuple):
@@ -52,8 +55,9 @@ class Features(NamedTuple):
 
     core: Tensor  # (T, N, H)
     slots: Tensor | None  # (T, N, S, D)
-    blueprints: Tensor | None  # (T, N, S, B, D)
+    blueprints: Tensor | None  # (T, N, S, B, D), or the tables (U, S, B, D)
     state: Tensor | None  # (N, K)
+    which: Tensor | None = None  # (T, N, U) one-hot, the table of each step
 
 
 class ActorCritic(nn.Module):
@@ -69,6 +73,11 @@ class ActorCritic(nn.Module):
     """A Normalizer for each part of the observation."""
     core: Core
     critic: nn.Sequential
+
+    @property
+    def reads_tables(self) -> bool:
+        """Whether observations may have tables in the place of blueprints; see `policy.blueprint_tables`."""
+        return False
 
     @property
     def state_size(self) -> int:
@@ -89,6 +98,11 @@ class ActorCritic(nn.Module):
     def update_normalizers(self, observation: Observation, valid: Tensor) -> None:
         """Update the normalizers from the valid steps (T, N) of a rollout, without padded slots and blueprints."""
         for part in self.sizes:
+            if part == "blueprints" and TABLES in observation:
+                times = observation[WHICH][valid].sum(0).view(-1, 1)  # (U, 1)
+                rows = observation[TABLES].flatten(1, -2)  # (U, S * B, F)
+                self.normalizer(part).update(rows.flatten(0, 1), (times * is_present(rows)).flatten())
+                continue
             rows = observation[part][valid].flatten(0, -2)
             self.normalizer(part).update(rows if part == "base" else rows[is_present(rows)])
 
@@ -149,6 +163,12 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self._slot_ops = [int(op) for op in Op if HEAD_USED[op, Column.SLOT]]
         self.register_buffer("_plain_index", _plain_index(), persistent=False)
 
+    @property
+    def reads_tables(self) -> bool:
+        """True unless a subclass encodes or decides in its own way."""
+        own, here = type(self), FactoredRecurrentActorCritic
+        return own.features is here.features and own.decide is here.decide
+
     def head_parameters(self) -> dict[str, list[nn.Parameter]]:
         """The layers that only one head uses; the op embedding and `plain_context` are shared."""
         modules: dict[str, list[nn.Module]] = {
@@ -161,15 +181,16 @@ class FactoredRecurrentActorCritic(ActorCritic):
 
     def features(self, observation: Observation, state: Tensor, segments: EpisodeSegments | None = None) -> Features:
         """Encode blueprints, each slot with the mean of its blueprints, and the host; pool over slots; run the core."""
-        slots, offers = observation["slots"], observation["blueprints"]
+        slots, which = observation["slots"], observation.get(WHICH)
+        offers = observation["blueprints"] if which is None else observation[TABLES]
         slot_present, offer_present = is_present(slots).unsqueeze(-1), is_present(offers).unsqueeze(-1)
         base = self.encode_base(self.normalizer("base")(observation["base"]))
         blueprints = self.encode_blueprint(self.normalizer("blueprints")(offers)) * offer_present  # (T, N, S, B, D)
         mean_offer = blueprints.sum(-2) / offer_present.sum(-2).clamp(min=1)  # (T, N, S, D)
-        encoded = self.encode_slot(torch.cat([self.normalizer("slots")(slots), mean_offer], -1)) * slot_present
+        encoded = self._encode_slots(self.normalizer("slots")(slots), mean_offer, which) * slot_present
         x = self.join(torch.cat([base, *self._pool(base, encoded, slot_present)], -1))
         out, state_after = self.core(x, state, segments)
-        return Features(self.settle(out + self.skip(x)), encoded, blueprints, state_after)
+        return Features(self.settle(out + self.skip(x)), encoded, blueprints, state_after, which)
 
     def decide(self, features: Features) -> Output:
         """Logits of the operation, of slots and plain heads under each operation, of blueprints in each slot."""
@@ -180,23 +201,33 @@ class FactoredRecurrentActorCritic(ActorCritic):
         context = self.op_embedding[self._slot_ops]  # (5, D)
         slot_rows = self.slot(core.unsqueeze(-2), context, slots)  # (T, N, 5, S)
         germinate = self.op_embedding[Op.GERMINATE] + self.blueprint_slot(slots)  # (T, N, S, D)
-        blueprint_rows = self.blueprint(core.unsqueeze(-2), germinate, blueprints)  # (T, N, S, B)
+        blueprint_rows = self.blueprint(core.unsqueeze(-2), germinate, blueprints, features.which)  # (T, N, S, B)
         rows = [self.op(core).unsqueeze(-2), slot_rows, self._plain_rows(core), blueprint_rows]
         value = self.critic(core).squeeze(-1)
         logits = torch.cat([pad_rows(part, width) for part in rows], -2)
         return Output(logits, value, features.state, self._predict(core, slots))
 
+    def _encode_slots(self, slots: Tensor, mean_offer: Tensor, which: Tensor | None) -> Tensor:
+        """Encode each slot with its mean blueprint (T, N, S, D); `which` is the table of each step, with tables."""
+        first, activation = self.encode_slot
+        assert isinstance(first, nn.Linear)
+        offered = F.linear(mean_offer, first.weight[:, slots.shape[-1] :])
+        if which is not None:
+            offered = (which @ offered.flatten(1)).unflatten(-1, offered.shape[1:])
+        return activation(F.linear(slots, first.weight[:, : slots.shape[-1]], first.bias) + offered)
+
     def _pool(self, base: Tensor, slots: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, maximum and attention average over the present slots (T, N, D) each."""
         mean = slots.sum(-2) / present.sum(-2).clamp(min=1)
         highest = torch.where(present, slots, ILLEGAL).amax(-2) * present.any(-2)
-        match = (slots @ self.attend(base).unsqueeze(-1)) / sqrt(slots.shape[-1])  # (T, N, S, 1)
+        # For so few slots a product and a sum are faster than many tiny matrix products.
+        match = (slots * self.attend(base).unsqueeze(-2)).sum(-1, keepdim=True) / sqrt(slots.shape[-1])  # (T, N, S, 1)
         weight = torch.where(present, match, ILLEGAL).softmax(-2)
         return mean, highest, (weight * slots).sum(-2)
 
     def _plain_rows(self, core: Tensor) -> Tensor:
         """A row for each plain head under each operation that uses it (T, N, rows, W)."""
-        context = F.silu(self.plain_context(core).unsqueeze(-2) + self.op_embedding)  # (T, N, ops, D)
+        context = F.silu(self.plain_context(core).unsqueeze(-2) + self.op_embedding[PLAIN_OPS])  # (T, N, ops, D)
         layers: list[nn.Linear] = [self.plain[head] for head in PLAIN_HEADS]  # pyright: ignore[reportAssignmentType]
         weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
         return F.linear(context, weight, bias).flatten(-2)[..., self._plain_index]
@@ -205,8 +236,13 @@ class FactoredRecurrentActorCritic(ActorCritic):
         """Predicted contribution of each seed (T, N, S)."""
         if not self.config.predict_contributions:
             return None
-        inputs = torch.cat([core.unsqueeze(-2).expand(*slots.shape[:-1], core.shape[-1]), slots], -1)
-        return self.contribution(inputs.detach() if self.config.isolate_prediction else inputs).squeeze(-1)
+        if self.config.isolate_prediction:
+            core, slots = core.detach(), slots.detach()
+        first, activation, last = self.contribution
+        assert isinstance(first, nn.Linear)
+        of_core, of_slots = first.weight.split([core.shape[-1], slots.shape[-1]], 1)
+        hidden = F.linear(core, of_core, first.bias).unsqueeze(-2) + F.linear(slots, of_slots)
+        return last(activation(hidden)).squeeze(-1)
 
 
 class _Pointer(nn.Module):
@@ -217,10 +253,21 @@ class _Pointer(nn.Module):
         self.read, self.query, self.key = orthogonal(hidden_size, size), orthogonal(size, size), orthogonal(size, size)
         nn.init.orthogonal_(self.query.weight, 0.01)
 
-    def forward(self, core: Tensor, context: Tensor, keys: Tensor) -> Tensor:
-        """Scores (..., Q, K) of keys (..., K, D), or (..., Q, K, D) if each query has its own."""
-        query = self.query(F.silu(self.read(core) + context)) / sqrt(keys.shape[-1])  # (..., Q, D)
-        keys = self.key(keys)
+    def forward(self, core: Tensor, context: Tensor, keys: Tensor, which: Tensor | None = None) -> Tensor:
+        """Scores (..., Q, K) of keys (..., K, D), or (..., Q, K, D) if each query has its own.
+
+        With `which` (..., U), one-hot, the queries of a step have the keys (Q, K, D) of one of U tables.
+        """
+        query = self.query(F.silu(self.read(core) + context))  # (..., Q, D)
+        return self._scores(query, self.key(keys), which) / sqrt(keys.shape[-1])
+
+    @staticmethod
+    def _scores(query: Tensor, keys: Tensor, which: Tensor | None) -> Tensor:
+        if which is not None:
+            # Against all tables, in one matrix product for each query: cheaper than a copy of its table for each step.
+            every = query.flatten(0, -3).transpose(0, 1) @ keys.permute(1, 3, 0, 2).flatten(2)  # (Q, steps, U * K)
+            own = (every.unflatten(-1, keys.shape[::2]) * which.flatten(0, -2).unsqueeze(-1)).sum(-2)  # (Q, steps, K)
+            return own.transpose(0, 1).unflatten(0, which.shape[:-1])
         if keys.dim() > query.dim():
             return (keys @ query.unsqueeze(-1)).squeeze(-1)
         return query @ keys.transpose(-1, -2)
@@ -295,5 +342,7 @@ def _plain_index() -> Tensor:
     for head, op in zip(GROWTH_TREE.row_head, GROWTH_TREE.row_choice, strict=True):
         if HEADS[head] in PLAIN_HEADS:
             size = len(HEAD_VALUES[HEADS[head]])
-            rows.append([op * offset + starts[HEADS[head]] + (i if i < size else 0) for i in range(width)])
+            rows.append(
+                [PLAIN_OPS.index(op) * offset + starts[HEADS[head]] + (i if i < size else 0) for i in range(width)]
+            )
     return torch.tensor(rows)

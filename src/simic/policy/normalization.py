@@ -38,12 +38,18 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        """Add rows (n, F)."""
+    def update(self, rows: Tensor, times: Tensor | None = None) -> None:
+        """Add rows (n, F), each once or as many times as given (n,)."""
         if not len(rows):
             return
         rows = rows.to(self.mean)
-        self.merge(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
+        if times is None:
+            self.merge(rows.mean(0), rows.var(0, correction=0), torch.full_like(self.count, len(rows)))
+            return
+        count = times.to(self.count).sum()
+        share = (times.to(self.count) / count.clamp(min=1)).unsqueeze(-1)
+        mean = (share * rows).sum(0)
+        self.merge(mean, (share * (rows - mean) ** 2).sum(0), count)
 
     def merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Add `count` rows by their mean and variance (F,): Chan's parallel algorithm, or one moving-average step."""
@@ -78,9 +84,9 @@ class Normalizer(RunningMoments):
         for name, start in (("_offset", 0.0), ("_scale", 1.0), ("_limit", float("inf"))):
             self.register_buffer(name, torch.full((size,), start), persistent=False)
 
-    def update(self, rows: Tensor) -> None:
-        """Add rows (n, F)."""
-        super().update(rows)
+    def update(self, rows: Tensor, times: Tensor | None = None) -> None:
+        """Add rows (n, F), each once or as many times as given (n,)."""
+        super().update(rows, times)
         self._derive()
 
     def forward(self, values: Tensor) -> Tensor:

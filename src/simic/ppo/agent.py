@@ -5,7 +5,6 @@ Shapes: T steps, N environments, H heads, R rows and W choices of the action tre
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,12 +26,13 @@ from simic.policy.agent_state import (
     check_tensors,
     naming,
 )
+from simic.policy.blueprint_tables import share_blueprints
 from simic.policy.network import check_heads, unwrap
 from simic.ppo.batch import Batch, BatchStatistics, make_batch
 from simic.ppo.config import PPOConfig
 from simic.ppo.metrics import UpdateMetrics, collect_metrics
 from simic.ppo.objective import Terms, mean_weights, ppo_terms, ratio_statistics, step_means
-from simic.ppo.optimizer import clip_gradients, make_optimizer
+from simic.ppo.optimizer import clip_gradients, load_optimizer, make_optimizer
 from simic.ppo.rollout import Rollout
 from simic.ppo.scales import ReturnScale, ValueScale
 from simic.ppo.schedule import Schedule
@@ -122,6 +122,8 @@ class PPOAgent:
         """Learn from a rollout: update the scales, fix old probabilities and advantages, take gradient steps."""
         rollout.check(self.plain)
         self.set_learning_rate(self.schedule.learning_rate(self.update_count, self.learning_rate))
+        if self.plain.reads_tables and self.network is self.plain:  # compiled, a new number of tables is a new graph
+            rollout = replace(rollout, observation=share_blueprints(rollout.observation))
         rollout = self.update_scales(rollout).to(self.device)
         batch, statistics = self.prepare_batch(rollout)
         if self.config.normalize_values:
@@ -285,7 +287,7 @@ class PPOAgent:
         check_tensors(state["network"], self.plain.state_dict())
         check_scales(state)
         self.plain.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
+        load_optimizer(self.optimizer, state["optimizer"])
         self.value_scale.load_state_dict(state["value_scale"])
         self.return_scale.load_state_dict(state["return_scale"])
         self.generator.set_state(state["generator"].cpu())

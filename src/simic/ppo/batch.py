@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from simic.policy.action_tree import TreeDistribution
+from simic.policy.action_tree import Reading, TreeDistribution
 from simic.policy.recurrence import state_health
 from simic.ppo import losses
 from simic.ppo.config import PPOConfig
@@ -35,6 +35,8 @@ class Batch:
     """Heads that are used in a free decision (T, N, H)."""
     has_choice: Tensor
     """Used heads of valid decisions with more than one legal choice (T, N, H)."""
+    reading: Reading
+    """What the actions read of the action tree."""
 
     @property
     def free(self) -> Tensor:
@@ -43,11 +45,10 @@ class Batch:
 
     def environments(self, index: Tensor) -> Batch:
         """The part of some environments, by an index on the CPU."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rollout"}
         here = index.to(self.target.device)
-        return Batch(
-            rollout=self.rollout.environments(index), **{name: value[:, here] for name, value in parts.items()}
-        )
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        chosen = {name: part.index_select(1, here) for name, part in parts.items() if isinstance(part, Tensor)}
+        return Batch(rollout=self.rollout.environments(index), reading=self.reading.environments(here), **chosen)
 
     def with_values(self, value: Tensor, config: PPOConfig) -> Batch:
         """The batch with advantages and targets from new values (T, N); old values and log-probabilities stay."""
@@ -93,6 +94,7 @@ def make_batch(
         advantage=advantage,
         head_used=policy.head_used(rollout.action) & free.unsqueeze(-1),
         has_choice=has_choice,
+        reading=policy.tree.reading(rollout.action, rollout.mask),
     )
     weights = losses.mean_weights(free)
     center = (advantage * weights).sum()

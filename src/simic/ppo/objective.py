@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from simic.policy.action_tree import TreeDistribution
-from simic.policy.network import unwrap
 from simic.ppo import losses
 from simic.ppo.batch import Batch
 from simic.ppo.config import PPOConfig
@@ -74,8 +72,8 @@ def ppo_terms(
     """PPO's loss on a micro-batch: surrogate + value loss + auxiliary loss - entropy bonus."""
     rollout = part.rollout
     output = network(rollout.observation, rollout.state, rollout.segments)
-    policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
-    head_log_ratio = policy.head_log_prob(rollout.action) - part.log_prob
+    log_prob, entropy = part.reading.evaluate(output.logits)
+    head_log_ratio = log_prob - part.log_prob
     log_ratio = head_log_ratio.sum(-1)
     if config.surrogate == "joint":
         surrogate = losses.clipped_surrogate(log_ratio, part.advantage, clip_range=config.clip_range)
@@ -92,7 +90,7 @@ def ppo_terms(
     if output.contribution is not None and rollout.contribution is not None and weights.contribution is not None:
         error = losses.contribution_loss(output.contribution, rollout.contribution)
         auxiliary = (error * weights.contribution).sum()
-    head_entropy = (policy.head_entropy(rollout.action)[0] * weights.entropy).sum((0, 1))  # (H,)
+    head_entropy = (entropy * weights.entropy).sum((0, 1))  # (H,)
     loss = (
         policy_loss
         + config.value_coefficient * value_loss
@@ -129,8 +127,7 @@ def ratio_statistics(network: nn.Module, batch: Batch, thresholds: Thresholds) -
     """The probability ratios after an update, and the most extreme decisions with the head that moved most."""
     rollout = batch.rollout
     output = network(rollout.observation, rollout.state, rollout.segments)
-    policy = TreeDistribution(unwrap(network).tree, output.logits, rollout.mask)
-    moved = torch.where(batch.free.unsqueeze(-1), policy.head_log_prob(rollout.action) - batch.log_prob, 0.0)
+    moved = torch.where(batch.free.unsqueeze(-1), batch.reading.evaluate(output.logits)[0] - batch.log_prob, 0.0)
     log_ratio, weights = moved.sum(-1), losses.mean_weights(batch.free)
     ratio, count = log_ratio.exp(), min(MAX_ALARMS, log_ratio.numel())
     worst = torch.cat([log_ratio.flatten().topk(count, largest=largest).indices for largest in (True, False)])

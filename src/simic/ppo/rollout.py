@@ -16,6 +16,7 @@ from torch import Tensor
 
 from simic.policy.acting import check_row_count
 from simic.policy.action_tree import ActionTree
+from simic.policy.blueprint_tables import TABLES
 from simic.policy.masked_categorical import check_masks
 from simic.policy.network import ActorCritic, Observation
 from simic.policy.recurrence import EpisodeSegments, split_episodes
@@ -61,9 +62,9 @@ class Rollout:
     def environments(self, index: Tensor) -> Rollout:
         """The part of some environments, by an index on the CPU."""
         here = index.to(self.reward.device)
-        chosen = {name: value[:, here] for name, value in self._tensors().items() if name != "state"}
+        chosen = {name: part.index_select(1, here) for name, part in self._tensors().items() if name != "state"}
         chosen |= {"state": self.state[here], "first": self.first[:, index]}
-        return replace(self, observation={k: v[:, here] for k, v in self.observation.items()}, **chosen)
+        return replace(self, observation=_choose(self.observation, here), **chosen)
 
     def to(self, device: torch.device) -> Rollout:
         """The rollout on a device."""
@@ -121,6 +122,11 @@ class Rollout:
                 f"the choice {int(self.action[step, env, head])} of head {tree.heads[head]} at step {step} of "
                 f"environment {env} must be from 0 to {choices[head] - 1}"
             )
+
+
+def _choose(observation: Observation, index: Tensor) -> Observation:
+    """The observations of some environments; tables belong to no step."""
+    return {part: v if part == TABLES else v.index_select(1, index) for part, v in observation.items()}
 
 
 def _check_finite(name: str, values: Tensor) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from simic.tasks.data import Data
 
-GATHER_LIMIT = 1 << 25
-"""Bytes of inputs that are gathered at once; a host epoch of more is gathered in parts."""
+GATHER_LIMIT = 1 << 21
+"""Bytes of inputs that are gathered at once, whole batches; more than the cache holds would be slower."""
 
 
 class StackedData:

@@ -30,7 +30,7 @@ from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.check import check_figure
 from simic.stacked.config import HostsConfig
 from simic.stacked.figures import Figure, stacked_figure
-from simic.stacked.layers import run_segments
+from simic.stacked.layers import compile_run, run_segments, run_stacked
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
 from simic.stacked.precision import LossScale, autocast
@@ -97,6 +97,7 @@ class StackedHosts:
         limit = ACTIVATION_LIMIT.get(self.device.type, ACTIVATION_LIMIT_ELSEWHERE)
         self.hosts_at_once = max(1, limit // (largest * batch_size))
         self._norm_sum, self._steps = self.hosts.rows.new_zeros((1 + len(self.sites)) * self.num_hosts), 0
+        self._run_segment = compile_run() if self.config.compile else run_stacked
         self._figures_checked = False
         self._chunks: list[_Chunk] | None = None
         self._new_optimizer = True
@@ -260,7 +261,15 @@ class StackedHosts:
         overwriting = self.structure.overwriting
         with self._autocast():
             x = blend_seeds(x, plan[start - 1]) if start else x
-            out = run_segments(self.segments, parameters_of, x, after_segment, start=start, overwriting=overwriting)
+            out = run_segments(
+                self.segments,
+                parameters_of,
+                x,
+                after_segment,
+                start=start,
+                overwriting=overwriting,
+                run=self._run_segment,
+            )
         return out.to(self.hosts.rows.dtype), kept
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -28,6 +28,10 @@ LARGE = 1 << 14
 """Input values above which a single network runs by `functional_call`; below, that call costs more than its layers."""
 
 
+Run = Callable[[nn.Module, Parameters, Tensor], Tensor]
+"""(structure, stacked parameters, inputs) -> outputs of N networks."""
+
+
 def run_stacked(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     """The outputs of N networks with the structure of `module`, each with its own parameters and inputs."""
     if len(x) == 1 and x.numel() > LARGE:
@@ -44,15 +48,22 @@ def run_segments(
     *,
     start: int = 0,
     overwriting: Collection[int] = (),
+    run: Run = run_stacked,
 ) -> Tensor:
     """Run N hosts segment by segment; `after_segment` turns the output of a segment into the input of the next.
 
     Segments in `overwriting` change their input in place, so they get a copy of what may be data or a kept activation.
+    `run` may be a compiled `run_stacked`.
     """
     for index in range(start, len(segments)):
         x = x.clone() if index in overwriting else x
-        x = after_segment(index, run_stacked(segments[index], parameters_of(index), x))
+        x = after_segment(index, run(segments[index], parameters_of(index), x))
     return x
+
+
+def compile_run() -> Run:
+    """`run_stacked` compiled by torch.compile for any number of hosts and samples; it compiles on first use."""
+    return torch.compile(run_stacked, dynamic=True)
 
 
 def is_customized(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ Entities are numbered hosts first, then slot by slot: the seed in slot s of host
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -94,7 +94,8 @@ class StackedOptimizer:
         self._owner = torch.from_numpy(np.concatenate(owners)).to(device)
         widths = np.repeat([m.rows.shape[1] for m in matrices], [m.rows.shape[0] for m in matrices])
         self._widths = torch.from_numpy(widths).to(device)  # of every row
-        self._row_of = torch.from_numpy(np.repeat(np.arange(len(widths)), widths)).to(device)  # of every element
+        row_of = np.repeat(np.arange(len(widths)), widths)[matrices[0].rows.numel() :]
+        self._row_of = torch.from_numpy(row_of).to(device)  # of every element of the seeds
         self._num_hosts = len(owners[0])
         self.num_entities = (1 + num_slots) * self._num_hosts
         self._units: list[StackedParameters | Tensor] = list(matrices)
@@ -149,7 +150,7 @@ class StackedOptimizer:
             loss_scale.update(finite)
             learns = finite[self._owner]
             active = learns.to(squares.dtype) if active is None else active * learns
-            gradient = torch.where(learns[self._row_of], gradient, 0.0)
+            gradient = torch.where(learns.repeat_interleave(self._widths), gradient, 0.0)
         # Clipping follows torch.nn.utils.clip_grad_norm_.
         clip = (self.config.max_gradient_norm / (total + 1e-6)).clamp(max=1.0) * back
         self._steps += 1.0 if active is None else active
@@ -167,21 +168,36 @@ class StackedOptimizer:
         ]
         # With active = 0 every factor below is neutral: the row and its moments keep their values exactly.
         per_row += [] if active is None else [(1 - config.beta1) * active, (1 - config.beta2) * active]
-        clip, keep, rate, correction, *shares = torch.stack(per_row).index_select(1, self._row_of)
-        mean_share, square_share = shares or (1 - config.beta1, 1 - config.beta2)
-        gradient = gradient * clip
-        self._mean.lerp_(gradient, mean_share)
-        self._square.lerp_(gradient.square_(), square_share)
-        scale = self._square.sqrt().div_(correction).add_(config.epsilon)
-        self._rows.mul_(keep).sub_(torch.div(self._mean, scale).mul_(rate))
+        for part, factors in self._parts(torch.stack(per_row)):
+            rows, mean, square, own = (part(v) for v in (self._rows, self._mean, self._square, gradient))
+            clip, keep, rate, correction, *shares = factors
+            mean_share, square_share = shares or (1 - config.beta1, 1 - config.beta2)
+            own = own * clip
+            mean.lerp_(own, mean_share)
+            square.lerp_(own.square_(), square_share)
+            scale = square.sqrt().div_(correction).add_(config.epsilon)
+            rows.mul_(keep).sub_(torch.div(mean, scale).mul_(rate))
+
+    def _parts(self, per_row: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
+        """The hosts, then the seeds: how to take them of a vector, and factors (F, rows) that broadcast over them.
+
+        Hosts are a matrix, so a factor per row broadcasts; seeds differ in length, so each element gets a copy.
+        """
+        shape = self.matrices[0].rows.shape
+        size = shape.numel()
+        yield lambda vector: vector[:size].view(shape), per_row[:, : shape[0], None]
+        if len(self.matrices) > 1:
+            yield lambda vector: vector[size:], per_row.index_select(1, self._row_of)
 
     def _sgd(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor | None) -> None:
         active = torch.ones_like(clip) if active is None else active
-        momentum = 1 - active * (1 - self.config.beta1)
-        clip, rate, active, momentum = torch.stack([clip, rate, active, momentum]).index_select(1, self._row_of)
-        change = gradient.mul(clip).add_(self._rows, alpha=self.config.weight_decay).mul_(active)
-        self._mean.mul_(momentum).add_(change)
-        self._rows.sub_(self._mean * rate)
+        per_row = torch.stack([clip, rate, active, 1 - active * (1 - self.config.beta1)])
+        for part, factors in self._parts(per_row):
+            rows, mean, own = (part(v) for v in (self._rows, self._mean, gradient))
+            clip, rate, active, momentum = factors
+            change = own.mul(clip).add_(rows, alpha=self.config.weight_decay).mul_(active)
+            mean.mul_(momentum).add_(change)
+            rows.sub_(mean * rate)
 
 
 _UPDATES = {"adamw": StackedOptimizer._adamw, "sgd": StackedOptimizer._sgd}

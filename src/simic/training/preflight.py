@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import os
 import runpy
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,8 @@ from simic.training.used_settings import find_episode_files, trains_hosts
 def check_run(config: RunConfig) -> None:
     """Raise if a run with these settings could not begin on this machine."""
     check_device(config.device)
+    if config.hosts.compile and trains_hosts(config):
+        check_compiler()
     for package in ("tensorboard", "wandb"):
         if getattr(config, package) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{package}: {package} is not installed: pip install 'simic-rl[{package}]'")
@@ -64,6 +67,15 @@ def check_device(name: str) -> None:
         possible = not build or not backends or any(build.get(backend) is not None for backend in backends)
     if not possible:
         raise ValueError(no_device(name))
+
+
+def check_compiler() -> None:
+    """Raise if there is no C++ compiler, which torch.compile needs."""
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    if not any(shutil.which(name) for name in wanted):
+        raise ValueError(
+            f"hosts.compile needs a C++ compiler, but there is no {' or '.join(wanted)}: install one, or leave it out"
+        )
 
 
 def no_device(name: str) -> str:
