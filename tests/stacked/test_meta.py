@@ -11,6 +11,9 @@ from helpers.one_device import OneDevice
 from simic.lifecycle.stages import INCUBATIONS, Stage
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
+from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
+from simic.stacked.parameters import StackedParameters
+from simic.stacked.precision import LossScale
 from simic.stacked.seed_groups import OPERATORS
 from simic.stacked.snapshot import Snapshot
 from simic.tasks.registry import make_task
@@ -62,6 +65,19 @@ def test_the_whole_step_stays_on_its_device(kind, incubation, hosts_at_once):
     assert hosts.slot_state.stage[1].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
     assert set(hosts.structure.operator.flatten().tolist()) == set(range(len(OPERATORS)))
     assert all(tensor.is_meta for tensor in tensors_of(hosts))
+
+
+def test_a_scaled_step_stays_on_its_device():
+    """Autocast does not know this device, so the optimizer is given scaled gradients."""
+    matrices = [StackedParameters(torch.ones(*size, device=META), {"w": torch.Size([3])}) for size in ((2, 3), (1, 3))]
+    owners = [np.arange(2), np.array([1])]
+    optimizer = StackedOptimizer(matrices, [owners[0], owners[1] + 2], owners, OptimizerConfig(), num_slots=1)
+    scale = LossScale(2, META)
+    with OneDevice(nothing_on_cpu=True) as watch:
+        norms = optimizer.step(torch.ones(9, device=META), torch.ones(2, device=META), None, scale)
+        scale.reset(torch.zeros(1, dtype=torch.long, device=META))
+    assert norms.is_meta
+    assert watch.reads == 0
 
 
 def test_a_reset_host_and_new_seeds_are_on_the_device():

@@ -59,6 +59,13 @@ def test_the_drawn_example():
     assert len(set(plan.places.tolist())) == vector.numel() <= sum(plan.sizes)
 
 
+@pytest.mark.parametrize(("features", "block", "blocks"), [(3, 16, 3), (16, 16, 3), (20, 20, 2)])
+def test_blocks_are_as_wide_as_the_slot_and_not_too_narrow(features, block, blocks):
+    seeds, vector = seeds_of([make_branch("linear", features, 40)], [0])
+    plan = plan_blocks(seeds, np.array([0]), features, vector.numel(), CPU)
+    assert (plan.block, plan.num_out) == (block, blocks)
+
+
 def test_padded_units_are_zero_and_parameters_lie_where_their_layer_reads_them():
     branch = randomized(make_branch("gelu", 2, 3), 0)
     first_weight, own_first_bias, out_weight, own_out_bias = branch.parameters()

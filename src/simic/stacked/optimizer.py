@@ -150,7 +150,7 @@ class StackedOptimizer:
             loss_scale.update(finite)
             learns = finite[self._owner]
             active = learns.to(squares.dtype) if active is None else active * learns
-            gradient = torch.where(learns.repeat_interleave(self._widths), gradient, 0.0)
+            gradient = torch.where(learns.repeat_interleave(self._widths, output_size=gradient.numel()), gradient, 0.0)
         # Clipping follows torch.nn.utils.clip_grad_norm_.
         clip = (self.config.max_gradient_norm / (total + 1e-6)).clamp(max=1.0) * back
         self._steps += 1.0 if active is None else active
