@@ -23,13 +23,13 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 try:
-    import jax
+    import jax  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError:
     sys.exit("benchmarks/engine.py compares with JAX, which is not installed: pip install simic-rl[bench]")
-import jax.numpy as jnp
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch
-from jax.flatten_util import ravel_pytree
+from jax.flatten_util import ravel_pytree  # pyright: ignore[reportMissingImports]
 from torch import nn
 
 BETA1, BETA2, EPSILON, WEIGHT_DECAY, MAX_GRADIENT_NORM = 0.9, 0.999, 1e-8, 0.01, 5.0
