@@ -64,3 +64,11 @@ def threads(common: Any, job: int) -> int:
 def large(common: bytes, job: int) -> bytes:
     """Transfers more than the buffer of a pipe holds, both ways."""
     return common * (job + 1)
+
+
+def worker_number(common, job):
+    """The number of the worker that runs this, after long enough for the other worker to get a job too."""
+    from simic.workers import devices
+
+    time.sleep(0.5)
+    return devices._worker_number, os.getpid()

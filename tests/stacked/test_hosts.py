@@ -13,6 +13,7 @@ from simic import Action, GrowableModel, LifecycleConfig
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
 from simic.lifecycle.stages import Stage
+from simic.stacked.config import HostsConfig
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.seed_groups import GATE, OPERATORS
@@ -326,3 +327,20 @@ def test_a_pass_can_be_continued_from_a_kept_activation():
     ablated, _ = hosts.run_from(1, kept[1], rows, without)
     torch.testing.assert_close(ablated, hosts.run(x[rows], rows, without)[0], rtol=0, atol=0)
     assert not torch.allclose(ablated, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the compiler itself
+def test_compiled_segments_compute_the_same():
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
+    rows = []
+    for config in (HostsConfig(), HostsConfig(compile=True)):
+        hosts = StackedHosts(
+            dense, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy, config=config
+        )
+        hosts.plant(np.stack([Action("germinate", "block1", "mlp").encode(SLOTS, hosts.blueprint_names)] * 4))
+        for _ in range(3):
+            hosts.train_step(x, y, torch.full((4,), 0.1, dtype=torch.double))
+        rows.append(hosts.hosts.rows)
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-9, atol=1e-9)

@@ -16,8 +16,8 @@ class HostsConfig:
     """Precision of the hosts' forward passes (autocast); losses, parameters and optimizer stay in float32, and float16
     scales the loss. Saves time on accelerators, not on CPUs."""
     compile: bool = False
-    """Compile the segments of hosts with torch.compile. It needs a C++ compiler and takes half a minute for each
-    architecture, so it pays only if hosts of a few architectures are trained for long."""
+    """Compile the segments of hosts with torch.compile. It needs a C++ compiler and some ten seconds for each
+    architecture; hosts of a few hundred parameters are slower with it."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
