@@ -58,7 +58,8 @@ class RunConfig:
     workers: int = 2
     """Processes that train hosts; 0 uses the main process. The result is the same."""
     device: Device = "cpu"
-    """Device of the policy network and of the hosts. With several of a kind, each worker uses one."""
+    """Device of the policy network and of the hosts it learns from; the comparison after training uses the CPU. With
+    several devices of a kind, each worker uses one."""
     compile: bool = False
     """Compile the policy network with torch.compile."""
     level: Level = "normal"
