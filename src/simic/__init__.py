@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from simic.control.heuristic import HeuristicController as HeuristicController
     from simic.control.learned import LearnedController as LearnedController
     from simic.control.registry import controller as controller
-    from simic.growth.blueprints import SlotShape as SlotShape
     from simic.growth.blueprints import blueprint as blueprint
-    from simic.growth.blueprints import zeroed as zeroed
+    from simic.growth.branch_layers import zeroed as zeroed
     from simic.growth.model import GrowableModel as GrowableModel
+    from simic.growth.slot_shape import SlotShape as SlotShape
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
     from simic.lifecycle.stages import IllegalActionError as IllegalActionError
@@ -60,8 +60,10 @@ _NAMES: dict[str, str] = {
     "control.heuristic": "HeuristicConfig HeuristicController",
     "control.learned": "LearnedController",
     "control.registry": "controller",
-    "growth.blueprints": "SlotShape blueprint zeroed",
+    "growth.blueprints": "blueprint",
+    "growth.branch_layers": "zeroed",
     "growth.model": "GrowableModel",
+    "growth.slot_shape": "SlotShape",
     "lifecycle.actions": "Action Op",
     "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",
     "plugins": "load_plugins",

@@ -1,17 +1,23 @@
 """Blueprints: parameter counts by hand, causality, shapes, and blueprints of the user's own, good and bad."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import simic
-from simic.growth.blueprints import BLUEPRINTS, SlotShape, blueprints_for, count_parameters
+from simic.growth.blueprints import BLUEPRINTS, blueprints_for, count_parameters
 from simic.growth.model import GrowableModel
+from simic.growth.slot_shape import SlotShape
 from simic.lifecycle.actions import Action
 
 CONV1, CONV2, CONV3 = (SlotShape("conv", 16, dims) for dims in (1, 2, 3))
 FEATURES, SEQUENCE = SlotShape("features", 16), SlotShape("sequence", 16)
+WIDE_FEATURES, WIDE_SEQUENCE = SlotShape("features", 16, in_features=5), SlotShape("sequence", 16, in_features=5)
+WIDE_CONV1 = SlotShape("conv", 16, 1, in_features=5, stride=(2,))
+WIDE_CONV2 = SlotShape("conv", 16, 2, in_features=5, stride=(2, 1))
 BOTH_WAYS = SlotShape("sequence", 16, causal=False)
 
 
@@ -41,6 +47,14 @@ BOTH_WAYS = SlotShape("sequence", 16, causal=False)
         ("conv", CONV1, 32 + 16 * 16 * 3 + 16),
         ("conv", CONV3, 32 + 16 * 16 * 27 + 16),
         ("conv_double", CONV2, 16 * 16 * 9 + 32 + 16 * 16 * 9 + 16),
+        ("widen_small", WIDE_FEATURES, (5 + 1) * 8 + (8 + 1) * 16),
+        ("widen", WIDE_FEATURES, (5 + 1) * 16 + (16 + 1) * 16),
+        ("widen_large", WIDE_FEATURES, (5 + 1) * 64 + (64 + 1) * 16),
+        ("widen", WIDE_SEQUENCE, 10 + (5 + 1) * 16 + (16 + 1) * 16),
+        ("widen_attention", WIDE_SEQUENCE, 10 + (5 + 1) * 48 + (16 + 1) * 16),
+        ("widen", WIDE_CONV2, 5 * 16 * 9 + 32 + 16 * 16 * 9 + 16),
+        ("widen", WIDE_CONV1, 5 * 16 * 3 + 32 + 16 * 16 * 3 + 16),
+        ("widen_pointwise", WIDE_CONV2, (5 + 1) * 32 + (32 + 1) * 16),
     ],
     ids=str,
 )
@@ -50,11 +64,29 @@ def test_parameters_by_hand(name, shape, parameters):
 
 
 def test_every_topology_has_its_blueprints():
-    assert blueprints_for({"features"}) == ("norm", "low_rank", "mlp_small", "mlp", "mlp_large", "glu")
-    assert blueprints_for({"sequence"}) == (*blueprints_for({"features"}), "causal_conv", "attention")
-    assert set(blueprints_for({"conv"})) == {
+    features = ("norm", "low_rank", "mlp_small", "mlp", "mlp_large", "glu")
+    assert blueprints_for([FEATURES]) == features
+    assert blueprints_for([SEQUENCE]) == (*features, "causal_conv", "attention")
+    assert set(blueprints_for([CONV2])) == {
         *("norm", "low_rank", "squeeze_excite", "pointwise", "depthwise", "bottleneck", "conv", "conv_double")
     }
+
+
+def test_seeds_grow_beside_a_submodule_whose_input_can_be_read():
+    for without, readable, beside in (
+        (FEATURES, WIDE_FEATURES, {"widen_small", "widen", "widen_large"}),
+        (SEQUENCE, WIDE_SEQUENCE, {"widen", "widen_attention"}),
+        (CONV2, WIDE_CONV2, {"widen", "widen_pointwise"}),
+    ):
+        assert set(blueprints_for([readable])) - set(blueprints_for([without])) == beside
+        assert {name for name in blueprints_for([readable]) if BLUEPRINTS[name].reads == "input"} == beside
+
+
+@pytest.mark.parametrize(("size", "stride"), [((7, 6), (2, 1)), ((8, 3), (2, 3)), ((1, 1), (1, 1))])
+@pytest.mark.parametrize("name", ["widen", "widen_pointwise"])
+def test_beside_a_strided_convolution_a_branch_makes_the_same_positions(name, size, stride):
+    branch = BLUEPRINTS[name].build(SlotShape("conv", 4, 2, in_features=3, stride=stride))
+    assert branch(torch.randn(2, 3, *size)).shape == nn.Conv2d(3, 4, 3, stride, 1)(torch.randn(2, 3, *size)).shape
 
 
 @pytest.mark.parametrize("name", BLUEPRINTS)
@@ -67,7 +99,9 @@ def test_every_blueprint_fits_slots_of_any_width(name, features):
     }
     for topology in BLUEPRINTS[name].topologies:
         for x in examples[topology]:
-            branch = BLUEPRINTS[name].build(SlotShape(topology, features, x.dim() - 2 if topology == "conv" else 0))
+            dims = x.dim() - 2 if topology == "conv" else 0
+            shape = SlotShape(topology, features, dims, in_features=features, stride=(1,) * dims)
+            branch = BLUEPRINTS[name].build(shape)
             assert torch.equal(branch(x), torch.zeros_like(x))
             if name == "norm" and features == 1 and topology != "conv":
                 continue  # a single feature normalised is a constant: there is nothing to learn
@@ -75,9 +109,12 @@ def test_every_blueprint_fits_slots_of_any_width(name, features):
             assert gradient.abs().sum() > 0, "a newborn seed must be able to learn"
 
 
-@pytest.mark.parametrize("name", blueprints_for({"sequence"}))
+MIXING = ("causal_conv", "attention", "widen_attention")
+
+
+@pytest.mark.parametrize("name", blueprints_for([WIDE_SEQUENCE]))
 def test_sequence_blueprints_do_not_look_ahead(name):
-    branch = BLUEPRINTS[name].build(SEQUENCE)
+    branch = BLUEPRINTS[name].build(replace(SEQUENCE, in_features=16))
     with torch.no_grad():
         for parameter in branch.parameters():
             parameter.normal_(0, 0.5)
@@ -87,12 +124,12 @@ def test_sequence_blueprints_do_not_look_ahead(name):
     before, after = branch(x), branch(changed)
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4], after[:, 4])
-    assert (name in ("causal_conv", "attention")) == (not torch.allclose(before[:, 5], after[:, 5]))
+    assert (name in MIXING) == (not torch.allclose(before[:, 5], after[:, 5]))
 
 
-@pytest.mark.parametrize("name", ["causal_conv", "attention"])
+@pytest.mark.parametrize("name", MIXING)
 def test_sequence_blueprints_look_both_ways_in_a_bidirectional_slot(name):
-    branch = BLUEPRINTS[name].build(BOTH_WAYS)
+    branch = BLUEPRINTS[name].build(replace(BOTH_WAYS, in_features=16))
     with torch.no_grad():
         for parameter in branch.parameters():
             parameter.normal_(0, 0.5)
@@ -122,6 +159,8 @@ def test_names_and_topologies_are_checked():
         simic.blueprint("norm", topology="conv")(lambda shape: torch.nn.Identity())
     with pytest.raises(ValueError, match="topology must be one of conv, features, sequence, got 'image'"):
         simic.blueprint("mine", topology=("conv", "image"))
+    with pytest.raises(ValueError, match="reads must be one of output, input, got 'inputs'"):
+        simic.blueprint("mine", topology="conv", reads="inputs")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_unknown_blueprint_lists_close_matches():

@@ -37,7 +37,7 @@ def mlp_host() -> nn.Sequential:
 def conv_host() -> nn.Sequential:
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-    return nn.Sequential(stem, nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    return nn.Sequential(stem, nn.Conv2d(8, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
 
 
 class SequenceHost(nn.Module):

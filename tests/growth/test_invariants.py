@@ -1,7 +1,8 @@
 """What holds for every seed: each blueprint, in each topology, with each incubation, in each blend style.
 
-A host is stem, block, head, with batch normalisation and dropout before and behind the seed, which grows behind the
-stem. Its twin has the same weights and never holds a seed: where a seed must not be felt, the two agree bit by bit.
+A host is stem, block, head, with batch normalisation and dropout before and behind the seed, which grows behind or
+beside the stem. Its twin has the same weights and never holds a seed: where a seed must not be felt, the two agree bit
+by bit.
 """
 
 import copy
@@ -30,12 +31,17 @@ FOUR_SLOTS = ("stem.0", "stem.1", "stem.2", "stem")  # one inside the other
 STYLE_NAMES = [style.name for style in STYLES]
 SHAPES = {"conv1d": (3, 2, 5), "conv2d": (3, 2, 4, 4), "features": (3, 5), "sequence": (3, 4, 5)}
 SHAPES["sequence-bidirectional"] = SHAPES["sequence"]
-MIXING = ("causal_conv", "attention")  # the ones that differ in a bidirectional slot
+SHAPES["strided"] = (3, 2, 7, 8)
+TOPOLOGY = {"conv1d": "conv", "conv2d": "conv", "strided": "conv"}
+SPECIAL = {  # the blueprints that differ there
+    "sequence-bidirectional": ("causal_conv", "attention", "widen_attention"),
+    "strided": ("widen", "widen_pointwise"),
+}
 CASES = [
     pytest.param(host, name, id=f"{host}-{name}")
     for host in SHAPES
     for name, blueprint in BLUEPRINTS.items()
-    if host.rstrip("12d") in blueprint.topologies or (host == "sequence-bidirectional" and name in MIXING)
+    if name in SPECIAL.get(host, [name] if TOPOLOGY.get(host, host) in blueprint.topologies else [])
 ]
 EVERY_SEED = pytest.mark.parametrize(("kind", "blueprint"), CASES)
 EVERY_INCUBATION = pytest.mark.parametrize("incubation", INCUBATIONS)
@@ -64,6 +70,9 @@ def make_host(kind: str) -> nn.Module:
         first, second, norm, size = nn.Conv1d(2, 4, 3, padding=1), nn.Conv1d(4, 4, 3), nn.BatchNorm1d, 12
     elif kind == "conv2d":
         first, second, norm, size = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3), nn.BatchNorm2d, 16
+    elif kind == "strided":
+        first, second = nn.Conv2d(2, 4, 3, (2, 4), padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        norm, size = nn.BatchNorm2d, 32
     elif kind == "features":
         first, second, norm, size = nn.Linear(5, 4), nn.Linear(4, 4), nn.BatchNorm1d, 4
     else:
@@ -83,7 +92,7 @@ def example(kind: str) -> Tensor:
 
 def make_model(kind: str, incubation: Incubation, slots: tuple[str, ...] = (SLOT,)) -> GrowableModel:
     config = LifecycleConfig(incubation=incubation, min_training_decisions=1)
-    topologies = dict.fromkeys(slots, kind.rstrip("12d"))  # the shape behind a Tanh could be a sequence as well
+    topologies = dict.fromkeys(slots, TOPOLOGY.get(kind, kind))  # the shape behind a Tanh could be a sequence as well
     return GrowableModel(make_host(kind), topologies, example_input=example(kind), lifecycle=config)
 
 
@@ -243,9 +252,9 @@ def openness(seed: Seed, h: Tensor) -> Tensor:
 
 
 def blended_by_hand(twin: nn.Module, seed: Seed, style: str, alpha: float, x: Tensor) -> Tensor:
-    """The host's output with the seed's branch f applied to its activation h in the slot."""
+    """The host's output with the seed's branch f applied to its activation h in the slot, or to what goes in."""
     h = twin.get_submodule("stem")(x)
-    f = seed.branch(h)
+    f = seed.branch(x if seed.blueprint.startswith("widen") else h)
     if style == "linear-multiply":
         s = h * (1 + alpha * torch.tanh(f))
     elif style == "gated":

@@ -241,7 +241,7 @@ def test_a_submodule_that_was_replaced_behind_a_seed_is_told():
     """As adapters do when they merge: the seed's hook is gone with the old submodule."""
     model = planted(GrowableModel(make_host(), ["2"], example_input=X), "2")
     model.host.set_submodule("2", copy.deepcopy(make_host()[2]))
-    with pytest.raises(ValueError, match="the submodule '2' was replaced while a seed grew behind it"):
+    with pytest.raises(ValueError, match="the submodule '2' was replaced while a seed grew there"):
         model.execute(Action("wait"))
 
 

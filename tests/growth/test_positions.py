@@ -116,7 +116,7 @@ def test_positions_that_never_mix_are_read_causally_unless_told_otherwise():
     host = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     x = torch.randn(2, 5, 3)
     (site,) = GrowableModel(host, ["0"], example_input=x).sites
-    assert site.shape == simic.SlotShape("sequence", 4)
+    assert site.shape == simic.SlotShape("sequence", 4, in_features=3)
     told = {"0": "sequence-bidirectional"}
     (site,) = GrowableModel(host, told, example_input=x).sites
     assert not site.shape.causal

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from simic import GrowableModel, zeroed
-from simic.growth.blueprints import SlotShape, blueprint, new_branch
+from simic.growth.blueprints import blueprint, new_branch
 from simic.growth.seed import new_gate, new_seed
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_shape import SlotShape
 
 SITE = Site("body", SlotShape("features", 4), (2, 4), "tensor")
 LIKE = torch.zeros((), dtype=torch.float64)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import SlotShape, blueprints_for
+from simic.growth.blueprints import blueprints_for, fits
+from simic.growth.slot_discovery import find_sites
+from simic.growth.slot_shape import SlotShape
 from simic.lifecycle.actions import STYLES, Action
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.stacked.hosts import StackedHosts
@@ -58,7 +60,8 @@ KINDS = {
 def grown_hosts(kind: str, incubation: Incubation = "shadow", **settings: Any) -> StackedHosts:
     """A host per blueprint and operator, with a fossil in the stem and a germinated seed in the block; one has none."""
     own = KINDS[kind]
-    every = [*product(blueprints_for({own.shape.topology}), STYLE_OF.values())]
+    site = find_sites(own.make_host(), ["block1"], own.draw(2)[0])[0]
+    every = [*product(blueprints_for([site.shape]), STYLE_OF.values())]
     hosts = StackedHosts(
         own.make_host,
         SLOTS,
@@ -70,7 +73,9 @@ def grown_hosts(kind: str, incubation: Incubation = "shadow", **settings: Any) -
         **settings,
     )
     for slot, plant in zip(SLOTS, (hosts.plant, hosts.execute), strict=True):
-        actions = [*(Action("germinate", slot, *each) for each in every), Action()]
-        plant(np.stack([action.encode(SLOTS, hosts.blueprint_names) for action in actions]))
+        shape = hosts.sites[SLOTS.index(slot)].shape
+        # The text's stem reads tokens, so that no seed can grow beside it.
+        actions = [Action("germinate", slot, *each) if fits(each[0], shape) else Action() for each in every]
+        plant(np.stack([action.encode(SLOTS, hosts.blueprint_names) for action in [*actions, Action()]]))
     hosts.tick()
     return hosts

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from simic.growth import blend
-from simic.growth.blueprints import SlotShape
 from simic.growth.seed import new_gate
+from simic.growth.slot_shape import Reads, SlotShape
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
 from simic.stacked.parameters import StackedParameters
 from simic.stacked.seed_groups import GATE, OPERATORS, SeedGroup, SlotPlan, SlotSeeds, plan_slot
@@ -27,6 +27,7 @@ class Planted(NamedTuple):
     name: str
     branch: nn.Module
     operator: str
+    reads: Reads = "output"
 
 
 def randomized(module: nn.Module, rng_seed: int) -> nn.Module:
@@ -40,12 +41,23 @@ def randomized(module: nn.Module, rng_seed: int) -> nn.Module:
 class SlotExample:
     """Seeds by host in a slot of some features; `join` runs those with one hidden layer in blocks."""
 
-    def __init__(self, features: int, seeds: dict[int, Planted], alpha: Sequence[float], *, join: bool = True) -> None:
+    def __init__(
+        self,
+        features: int,
+        seeds: dict[int, Planted],
+        alpha: Sequence[float],
+        *,
+        in_features: int | None = None,
+        join: bool = True,
+    ) -> None:
         self.features, self.alpha = features, np.array(alpha)
+        self.shape = SlotShape("features", features, in_features=in_features)
+        self.reads: dict[str, Reads] = {seed.name: seed.reads for seed in seeds.values()}
+        self.beside = {host for host, seed in seeds.items() if seed.reads == "input"}
         self.operators = {host: seed.operator for host, seed in seeds.items()}
         self.branches = {host: randomized(seed.branch, host) for host, seed in seeds.items()}
         gated = [host for host, operator in self.operators.items() if operator == "gate"]
-        self.gates = {host: randomized(new_gate(SlotShape("features", features), LIKE), 99 + host) for host in gated}
+        self.gates = {host: randomized(new_gate(self.shape, LIKE), 99 + host) for host in gated}
         by_name: dict[str, list[int]] = {}
         for host, seed in seeds.items():
             by_name.setdefault(seed.name, []).append(host)
@@ -57,7 +69,7 @@ class SlotExample:
     def _group(self, name: str, hosts: list[int], modules: dict[int, nn.Module], join: bool) -> SeedGroup:
         parameters = StackedParameters.of_modules([modules[host] for host in hosts], LIKE)
         kind = two_layer(modules[hosts[0]]) if join else None
-        return SeedGroup(0, name, modules[hosts[0]], np.array(hosts), parameters, kind)
+        return SeedGroup(0, name, modules[hosts[0]], np.array(hosts), parameters, self.reads.get(name, "output"), kind)
 
     def _lay_out(self) -> Tensor | None:
         if not self.groups:
@@ -80,20 +92,22 @@ class SlotExample:
         """The plan of a pass of these hosts."""
         total = len(self.alpha)
         operator = np.array([OPERATORS.index(self.operators.get(host, "add")) for host in range(total)])
-        slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.features, 2, operator)
+        slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.shape, operator)
         straight = np.zeros(total, dtype=bool) if straight is None else straight
         alpha = self.alpha if alpha is None else alpha
         return plan_slot(slot, np.array(hosts, dtype=np.int64), alpha, straight, LIKE, learns=learns)
 
-    def one_by_one(self, h: Tensor, hosts: Sequence[int]) -> Tensor:
-        """What the modules of each host compute from its activation."""
-        return torch.stack([self._alone(h[row], host) for row, host in enumerate(hosts)])
+    def one_by_one(self, h: Tensor, hosts: Sequence[int], x: Tensor | None = None) -> Tensor:
+        """What the modules of each host compute from its activation and, beside the segment, from its input x."""
+        inputs = h if x is None else x
+        return torch.stack([self._alone(h[row], inputs[row], host) for row, host in enumerate(hosts)])
 
-    def _alone(self, h: Tensor, host: int) -> Tensor:
+    def _alone(self, h: Tensor, x: Tensor, host: int) -> Tensor:
         if host not in self.branches or not self.alpha[host]:
             return h
         gate = self.gates[host](h) if host in self.gates else None
-        return blend.OPERATORS[self.operators[host]](h, self.branches[host](h), float(self.alpha[host]), gate)
+        branch = self.branches[host](x if host in self.beside else h)
+        return blend.OPERATORS[self.operators[host]](h, branch, float(self.alpha[host]), gate)
 
     def gradients(self, total: Tensor) -> dict[int, Tensor]:
         """Gradient of the parameters of each host's seed, its gate's at the end; `total` comes from the groups."""

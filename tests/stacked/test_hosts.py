@@ -230,7 +230,7 @@ def test_a_long_random_episode_is_the_same_with_seeds_joined_and_apart(incubatio
         for hosts in both:
             hosts.execute(actions)
             hosts.tick()
-    assert joined == {"low_rank", "mlp_small", "mlp", "mlp_large", "glu"}
+    assert joined == {"low_rank", "mlp_small", "mlp", "mlp_large", "glu", "widen_small", "widen", "widen_large"}
 
 
 def test_results_do_not_depend_on_the_number_of_hosts():

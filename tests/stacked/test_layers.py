@@ -5,19 +5,21 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from simic.growth.blueprints import BLUEPRINTS, SlotShape, new_branch
+from simic.growth.blueprints import BLUEPRINTS, new_branch
+from simic.growth.slot_shape import SlotShape
 from simic.stacked.layers import run_stacked
 from simic.tasks.hosts import TokenEmbedding, TransformerBlock
 
 SHAPES = {
-    "features": (SlotShape(topology="features", features=6), (6,)),
-    "conv": (SlotShape(topology="conv", features=6, dims=2), (6, 5, 5)),
-    "conv1d": (SlotShape(topology="conv", features=6, dims=1), (6, 7)),
-    "sequence": (SlotShape(topology="sequence", features=6), (5, 6)),
+    "features": (SlotShape("features", 6, in_features=4), (6,), (4,)),
+    "conv": (SlotShape("conv", 6, 2, in_features=4, stride=(1, 2)), (6, 5, 5), (4, 5, 5)),
+    "conv1d": (SlotShape("conv", 6, 1, in_features=4, stride=(2,)), (6, 7), (4, 7)),
+    "sequence": (SlotShape("sequence", 6, in_features=4), (5, 6), (5, 4)),
 }
+"""Of a slot, its output and its input."""
 PAIRS = [
     (kind, name)
-    for kind, (shape, _) in SHAPES.items()
+    for kind, (shape, *_) in SHAPES.items()
     for name, own in BLUEPRINTS.items()
     if shape.topology in own.topologies
 ]
@@ -27,7 +29,8 @@ PAIRS = [
 @pytest.mark.parametrize("num_networks", [1, 2, 9])
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_networks_at_once_equal_networks_one_by_one(kind, name, num_networks, samples):
-    shape, size = SHAPES[kind]
+    shape, *sizes = SHAPES[kind]
+    size = sizes[BLUEPRINTS[name].reads == "input"]
     x = torch.randn(num_networks, samples, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     check_stacked(new_branch(name, shape, (0,)).double(), x)
 

@@ -6,7 +6,8 @@ import torch
 from helpers.slot_example import Planted, SlotExample, gradients_of
 
 from simic.growth.blend import straight_through
-from simic.growth.blueprints import SlotShape, new_branch
+from simic.growth.blueprints import new_branch
+from simic.growth.slot_shape import SlotShape
 from simic.stacked.seed_groups import blend_seeds
 
 ALPHA = (0.3, 0.0, 1.0, 0.7, 0.0, 0.5)
@@ -28,8 +29,8 @@ def test_the_drawn_example():
     assert (plan.blending.multiply, plan.blending.gate) == (slice(2, 3), slice(3, 4))
     (norm,) = plan.batches
     assert norm.number.tolist() == [0]
-    assert plan.blocks is not None
-    assert set(plan.blocks.owner.tolist()) == {1, 2, 3}
+    (blocks,) = plan.blocks
+    assert set(blocks.owner.tolist()) == {1, 2, 3}
     assert plan.gates is not None
     assert plan.gates.at.tolist() == [0]
 
@@ -39,7 +40,7 @@ def test_the_drawn_example():
 def test_groups_blend_as_seeds_one_by_one(hosts, join):
     slot = example(join=join)
     h = torch.randn(len(hosts), 4, 3, dtype=torch.double, requires_grad=True)
-    blended, expected = blend_seeds(h, slot.plan(hosts)), slot.one_by_one(h, hosts)
+    blended, expected = blend_seeds(h, h, slot.plan(hosts)), slot.one_by_one(h, hosts)
     torch.testing.assert_close(blended, expected)
     weights = torch.randn_like(blended)
     one, other = (blended * weights).sum(), (expected * weights).sum()
@@ -60,13 +61,13 @@ def test_seeds_that_do_not_learn_are_constant(join):
     slot = example(join=join)
     h = torch.randn(6, 4, 3, dtype=torch.double)
     for learns in (True, False):
-        assert blend_seeds(h, slot.plan(range(6), learns=learns)).requires_grad == learns
+        assert blend_seeds(h, h, slot.plan(range(6), learns=learns)).requires_grad == learns
 
 
 def test_straight_through_seeds_learn_without_an_effect():
     slot = example({1: ("mlp", "add")}, [0.0, 0.0], join=False)
     h = torch.randn(2, 4, 3, dtype=torch.double, requires_grad=True)
-    out = blend_seeds(h, slot.plan([0, 1], straight=np.array([False, True])))
+    out = blend_seeds(h, h, slot.plan([0, 1], straight=np.array([False, True])))
     torch.testing.assert_close(out, h)
     expected = straight_through(h[1], slot.branches[1](h[1].detach()))
     found, wanted = slot.gradients(out.square().sum()), slot.gradients_one_by_one(expected.square().sum())

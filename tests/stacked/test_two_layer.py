@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from simic import Action, blueprint, zeroed
-from simic.growth.blueprints import GatedLinear, SlotShape, new_branch
+from simic.growth.blueprints import new_branch
+from simic.growth.branch_layers import GatedLinear
+from simic.growth.slot_shape import SlotShape
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.parameters import row_of
 from simic.stacked.seed_groups import blend_seeds
@@ -23,14 +25,17 @@ from simic.tasks.task import accuracy, mean_cross_entropy
 CPU = torch.device("cpu")
 
 
-def make_branch(kind: str, features: int, hidden: int, biases: tuple[bool, bool] = (True, True)) -> nn.Module:
-    first, out = biases
+def make_branch(
+    kind: str, features: int, hidden: int, biases: tuple[bool, bool] = (True, True), read: int | None = None
+) -> nn.Module:
+    """`read` features in, by default as many as out."""
+    (first, out), read = biases, read or features
     if kind == "gated":
         branch = GatedLinear(features, hidden)
-        branch.value, branch.gate = (nn.Linear(features, hidden, bias=first) for _ in range(2))
+        branch.value, branch.gate = (nn.Linear(read, hidden, bias=first) for _ in range(2))
         branch.out = nn.Linear(hidden, features, bias=out)
         return branch
-    layers = [nn.Linear(features, hidden, bias=first), nn.Linear(hidden, features, bias=out)]
+    layers = [nn.Linear(read, hidden, bias=first), nn.Linear(hidden, features, bias=out)]
     return nn.Sequential(layers[0], nn.GELU(), layers[1]) if kind == "gelu" else nn.Sequential(*layers)
 
 
@@ -49,7 +54,7 @@ def seeds_of(branches: list[nn.Module], numbers: list[int]) -> tuple[list[Seeds]
 def test_the_drawn_example():
     branches = [make_branch(*each) for each in (("linear", 8, 4), ("gelu", 8, 32), ("gated", 8, 16))]
     seeds, vector = seeds_of(branches, [0, 1, 2])
-    plan = plan_blocks(seeds, np.array([5, 3, 4]), 8, vector.numel(), CPU)
+    plan = plan_blocks(seeds, np.array([5, 3, 4]), SlotShape("features", 8), "output", vector.numel(), CPU)
     assert plan.block == 16
     assert plan.owner.tolist() == [0, 2, 1, 1, 2]
     assert plan.source.tolist() == [5, 4, 3, 3, 4]
@@ -62,7 +67,7 @@ def test_the_drawn_example():
 @pytest.mark.parametrize(("features", "block", "blocks"), [(3, 16, 3), (16, 16, 3), (20, 20, 2)])
 def test_blocks_are_as_wide_as_the_slot_and_not_too_narrow(features, block, blocks):
     seeds, vector = seeds_of([make_branch("linear", features, 40)], [0])
-    plan = plan_blocks(seeds, np.array([0]), features, vector.numel(), CPU)
+    plan = plan_blocks(seeds, np.array([0]), SlotShape("features", features), "output", vector.numel(), CPU)
     assert (plan.block, plan.num_out) == (block, blocks)
 
 
@@ -70,7 +75,7 @@ def test_padded_units_are_zero_and_parameters_lie_where_their_layer_reads_them()
     branch = randomized(make_branch("gelu", 2, 3), 0)
     first_weight, own_first_bias, out_weight, own_out_bias = branch.parameters()
     seeds, vector = seeds_of([branch], [0])
-    plan = plan_blocks(seeds, np.array([0]), 2, vector.numel(), CPU)
+    plan = plan_blocks(seeds, np.array([0]), SlotShape("features", 2), "output", vector.numel(), CPU)
     buffer = torch.zeros(sum(plan.sizes), dtype=torch.double).scatter(0, plan.places, vector.detach())
     first, first_bias, out, out_bias = plan.split(buffer)
     for found, expected in ((first[0], first_weight), (out[0].T, out_weight.T)):
@@ -81,12 +86,14 @@ def test_padded_units_are_zero_and_parameters_lie_where_their_layer_reads_them()
     assert torch.equal(out_bias[0, :, 0], own_out_bias)
 
 
-def test_gradients_are_those_of_small_differences():
+@pytest.mark.parametrize(("read", "reads"), [(2, "output"), (3, "input")])
+def test_gradients_are_those_of_small_differences(read, reads):
     """With a seed left out, and one number of a seed of another kind."""
-    branches = [randomized(make_branch(kind, 2, 2), 1) for kind in ("gelu", "gated", "linear", "gelu")]
+    branches = [randomized(make_branch(kind, 2, 2, read=read), 1) for kind in ("gelu", "gated", "linear", "gelu")]
     seeds, vector = seeds_of(branches, [0, 1, 3, 3])
-    plan = plan_blocks(seeds[:3], np.array([1, 0, 2, 2]), 2, vector.numel(), CPU)
-    h = torch.randn(3, 2, 3, dtype=torch.double, requires_grad=True)
+    shape = SlotShape("features", 2, in_features=read)
+    plan = plan_blocks(seeds[:3], np.array([1, 0, 2, 2]), shape, reads, vector.numel(), CPU)
+    h = torch.randn(3, read, 3, dtype=torch.double, requires_grad=True)
     assert not run_blocks(h, vector, plan)[2].any(), "the seed of another kind has no blocks"
     assert torch.autograd.gradcheck(lambda h, vector: run_blocks(h, vector, plan), [h, vector])
 
@@ -94,22 +101,24 @@ def test_gradients_are_those_of_small_differences():
 @st.composite
 def slots(draw):
     """A slot of up to eight hosts with seeds of all kinds and operators, and the hosts of a pass."""
-    features = draw(st.one_of(st.integers(1, 20), st.just(33)))
+    features, in_features = (draw(st.one_of(st.integers(1, 20), st.just(33))) for _ in range(2))
     kinds, biases = st.sampled_from(["linear", "gelu", "gated", "norm"]), st.tuples(st.booleans(), st.booleans())
-    structure = st.tuples(kinds, st.integers(1, 70), biases)
+    structure = st.tuples(kinds, st.integers(1, 70), biases, st.sampled_from(["output", "input"]))
     structures = draw(st.lists(structure, min_size=1, max_size=4, unique=True))
     num_hosts = draw(st.integers(1, 8))
     seeds, shape = {}, SlotShape("features", features)
     for host in draw(st.permutations(range(num_hosts))):
         if draw(st.integers(0, 3)):
-            kind, hidden, biases = draw(st.sampled_from(structures))
-            norm = kind == "norm"
-            branch = new_branch("norm", shape, (host,)) if norm else make_branch(kind, features, hidden, biases)
-            name = "norm" if norm else f"{kind}, {hidden}, {biases}"
-            seeds[host] = Planted(name, branch, draw(st.sampled_from(["add", "multiply", "gate"])))
+            kind, hidden, biases, reads = draw(st.sampled_from(structures))
+            name, operator = f"{kind}, {hidden}, {biases}, {reads}", draw(st.sampled_from(["add", "multiply", "gate"]))
+            if kind == "norm":
+                seeds[host] = Planted("norm", new_branch("norm", shape, (host,)), operator)
+            else:
+                read = features if reads == "output" else in_features
+                seeds[host] = Planted(name, make_branch(kind, features, hidden, biases, read), operator, reads)
     alpha = draw(st.lists(st.sampled_from([0.0, 0.2, 0.7, 1.0]), min_size=num_hosts, max_size=num_hosts))
     hosts = draw(st.lists(st.integers(0, num_hosts - 1), min_size=1, unique=True))
-    return SlotExample(features, seeds, alpha), hosts
+    return SlotExample(features, seeds, alpha, in_features=in_features), hosts
 
 
 @settings(max_examples=80, deadline=None)
@@ -118,11 +127,12 @@ def test_any_mixture_of_seeds_gives_what_their_modules_give(drawn):
     slot, hosts = drawn
     generator = torch.Generator().manual_seed(len(hosts))
     h = torch.randn(len(hosts), 3, slot.features, dtype=torch.double, generator=generator).requires_grad_()
-    blended, expected = blend_seeds(h, slot.plan(hosts)), slot.one_by_one(h, hosts)
+    x = torch.randn(len(hosts), 3, slot.shape.in_features, dtype=torch.double, generator=generator).requires_grad_()
+    blended, expected = blend_seeds(h, x, slot.plan(hosts)), slot.one_by_one(h, hosts, x)
     torch.testing.assert_close(blended, expected, rtol=1e-10, atol=1e-10)
     weights = torch.randn(expected.shape, dtype=torch.double, generator=generator)
     one, other = (blended * weights).sum(), (expected * weights).sum()
-    torch.testing.assert_close(gradients_of(one, [h]), gradients_of(other, [h]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients_of(one, [h, x]), gradients_of(other, [h, x]), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(slot.gradients(one), slot.gradients_one_by_one(other), rtol=1e-9, atol=1e-9)
 
 

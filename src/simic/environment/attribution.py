@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simic.stacked.hosts import StackedHosts
+from simic.stacked.hosts import Kept, StackedHosts
 
 Value = Callable[[np.ndarray], np.ndarray]
 """Coalitions, bool (K, S) -> their values, (K,) or (K, M)."""
@@ -115,7 +115,7 @@ def coalition_metrics(
     #           0 1 1    run_from slot 1
     #           1 1 0    run_from slot 0
     different, which = np.unique((coalitions & present).swapaxes(1, 2), axis=0, return_inverse=True)  # (D, S, M)
-    metrics, kept = np.empty((len(different), len(who))), dict[int, Tensor]()
+    metrics, kept = np.empty((len(different), len(who))), dict[int, Kept]()
     slots, rows, alpha = range(present.shape[1]), hosts.index(who), np.zeros_like(active)
     for index, coalition in enumerate(different):
         alpha[who] = np.where(coalition.T, active[who], 0.0)

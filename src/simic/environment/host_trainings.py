@@ -153,7 +153,7 @@ class HostTrainings:
         return Facts(
             slots=self.hosts.slot_state.copy(),
             lifecycle=self.hosts.lifecycle,
-            slot_names=self.task.slots,
+            slot_names=self.hosts.slot_names,
             blueprint_names=self.hosts.blueprint_names,
             blueprint_parameters=self._blueprint_parameters,
             host_parameters=np.full(n, self.hosts.host_parameters),

@@ -231,7 +231,7 @@ def plant_fossils(trainings: HostTrainings, fossils: Sequence[Sequence[Fossil]])
             for fossil in own:
                 if fossil.slot == slot:
                     action = Action("germinate", slot, fossil.blueprint, fossil.style)
-                    rows[host] = action.encode(trainings.task.slots, hosts.blueprint_names)
+                    rows[host] = action.encode(hosts.slot_names, hosts.blueprint_names)
         hosts.plant(rows)
     trainings.snapshot.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
 

@@ -22,7 +22,8 @@ from simic.control.governor import Verdict
 from simic.environment.episodes import EpisodeRecord
 from simic.environment.host_trainings import HostTrainings
 from simic.growth.blend import OPERATORS
-from simic.growth.blueprints import BLUEPRINTS, Gate
+from simic.growth.blueprints import BLUEPRINTS
+from simic.growth.branch_layers import Gate
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -68,13 +69,16 @@ class TrainingFlops:
         with preserved_rng():
             branch = BLUEPRINTS[blueprint].build(site.shape)
             gate = Gate(site.shape) if operator == "gate" else None
+        reads = BLUEPRINTS[blueprint].reads
         h = torch.zeros(1, *site.example_shape[1:], requires_grad=True)
+        read = h if reads == "output" else torch.zeros(1, *site.read_shape(reads)[1:], requires_grad=True)
         blend = OPERATORS[operator]
-        return _count(lambda: blend(h, branch(h), 1.0, gate(h) if gate else None).sum().backward())
+        return _count(lambda: blend(h, branch(read), 1.0, gate(h) if gate else None).sum().backward())
 
     def _behind(self, slot: int) -> int:
         """Operations per sample of a pass from this slot to the loss and back, without gradients of the weights."""
-        rest = nn.Sequential(*copy.deepcopy(self._hosts.segments[slot + 1 :])).requires_grad_(False)
+        behind = self._hosts.segments[self._hosts.structure.segment_of(slot) + 1 :]
+        rest = nn.Sequential(*copy.deepcopy(behind)).requires_grad_(False)
         h = torch.zeros(1, *self._hosts.sites[slot].example_shape[1:], requires_grad=True)
         return _count(lambda: self._task.loss(rest(h), self._task.data.train_y[:1]).backward())
 

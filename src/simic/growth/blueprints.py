@@ -1,101 +1,91 @@
-"""Blueprints build the branch f of a seed that computes x + f(x); a newborn branch outputs zeros.
+"""Blueprints build the branch g of a seed; a newborn branch outputs zeros.
 
-Every branch keeps the shape of its input: conv (N, C, *space), features (N, C), sequence (N, L, C). Sequence branches
-are causal, or bidirectional where `SlotShape.causal` is False. Before each pass, submodules of a branch that have an
-attribute `keep` get the padding mask there: bool (N, L), True for real positions, or None if the host has no mask.
+A seed behind its slot's submodule reads what the submodule puts out, h, and makes it h + g(h): depth. A seed beside it
+(`reads="input"`) reads what goes into the submodule, x, and makes its output h + g(x): width.
+
+    reads="output"   x -> submodule -> h -+-----------+-> h + g(h)
+                                          +-> branch -+
+    reads="input"    x -+-> submodule -> h -+-> h + g(x)
+                        +-----> branch -----+
+
+A branch puts out the shape of h: conv (N, C, *space), features (N, C), sequence (N, L, C). What it reads has the same
+shape or, beside, `SlotShape.in_features` features and `SlotShape.stride` times the space. Sequence branches are causal,
+or bidirectional where `SlotShape.causal` is False. Before each pass, submodules of a branch that have an attribute
+`keep` get the padding mask there: bool (N, L), True for real positions, or None if the host has no mask.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
+from simic.growth.branch_layers import (
+    CausalAttention,
+    CausalConvolution,
+    CentredConvolution,
+    FullAttention,
+    GatedLinear,
+    Scale,
+    SqueezeExcite,
+    zeroed,
+)
 from simic.growth.isolation import preserved_rng
+from simic.growth.slot_shape import TOPOLOGIES, Reads, SlotShape
 from simic.registry import Registry
 
-TOPOLOGIES = ("conv", "features", "sequence")
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-
-
-@dataclass(frozen=True)
-class SlotShape:
-    """What a blueprint needs to know about its slot."""
-
-    topology: str
-    features: int
-    """C: channels (conv) or size of the last dimension (features, sequence)."""
-    dims: int = 0
-    """Spatial dimensions of a conv slot."""
-    causal: bool = True
-    """Whether positions of a sequence may depend on earlier ones only."""
-
-    @property
-    def feature_dim(self) -> int:
-        """The dimension of an activation that holds the features."""
-        return 1 if self.topology == "conv" else -1
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions of an activation, including the batch."""
-        return {"features": 2, "sequence": 3, "conv": 2 + self.dims}[self.topology]
-
-    @property
-    def kind(self) -> str:
-        """The topology, with a suffix for bidirectional sequences."""
-        return self.topology if self.causal else f"{self.topology}-bidirectional"
-
-    def __str__(self) -> str:
-        spatial = f" {self.dims}-D" if self.topology == "conv" else ""
-        return f"{self.kind}{spatial}, {self.features} features"
-
-
-Layer = TypeVar("Layer", bound=nn.Module)
 Builder = Callable[[SlotShape], nn.Module]
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A named recipe and the topologies it fits."""
+    """A named recipe, the topologies it fits, and what its branch reads."""
 
     name: str
     topologies: tuple[str, ...]
     build: Builder
+    reads: Reads = "output"
 
 
 BLUEPRINTS: Registry[Blueprint] = Registry("blueprint")
 
 
-def blueprint(name: str, *, topology: str | tuple[str, ...]) -> Callable[[Builder], Builder]:
-    """Register a function that builds a branch from a SlotShape; the branch's last layer must be zero at birth."""
+def blueprint(name: str, *, topology: str | tuple[str, ...], reads: Reads = "output") -> Callable[[Builder], Builder]:
+    """Register a function that builds a branch from a SlotShape; the branch's last layer must be zero at birth.
+
+    With `reads="input"` the branch maps the input of the slot's submodule to the shape of its output.
+    """
     topologies = (topology,) if isinstance(topology, str) else topology
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
+    if reads not in get_args(Reads):
+        raise ValueError(f"reads must be one of {', '.join(get_args(Reads))}, got {reads!r}")
 
     BLUEPRINTS.check_new(name)
 
     def register(build: Builder) -> Builder:
-        BLUEPRINTS.add(name, Blueprint(name, topologies, build), build)
+        BLUEPRINTS.add(name, Blueprint(name, topologies, build, reads), build)
         return build
 
     return register
 
 
-def blueprints_for(topologies: set[str]) -> tuple[str, ...]:
-    """Names of the blueprints that fit any of these topologies, in order of registration."""
-    return tuple(name for name, entry in BLUEPRINTS.items() if topologies & set(entry.topologies))
+def blueprints_for(shapes: Iterable[SlotShape]) -> tuple[str, ...]:
+    """Names of the blueprints that fit a slot of any of these shapes, in order of registration."""
+    shapes = list(shapes)
+    return tuple(name for name in BLUEPRINTS if any(fits(name, shape) for shape in shapes))
 
 
 def fits(name: str, shape: SlotShape) -> bool:
     """Whether a blueprint can grow in a slot of this shape."""
-    return shape.topology in BLUEPRINTS[name].topologies
+    entry = BLUEPRINTS[name]
+    return shape.topology in entry.topologies and (entry.reads == "output" or shape.in_features is not None)
 
 
 def new_branch(name: str, shape: SlotShape, entropy: Sequence[int]) -> nn.Module:
@@ -129,140 +119,6 @@ def parameter_table(names: Sequence[str], shapes: Iterable[SlotShape]) -> np.nda
     return np.array(
         [[count_parameters(name, shape) if fits(name, shape) else -1 for name in names] for shape in shapes]
     )
-
-
-def zeroed(layer: Layer) -> Layer:
-    """Set all parameters of a layer to zero and return it: a branch that ends with it outputs zeros."""
-    for parameter in layer.parameters():
-        nn.init.zeros_(parameter)
-    return layer
-
-
-class Gate(nn.Module):
-    """A learned gate in (0, 1) per sample, or per position of a sequence."""
-
-    def __init__(self, shape: SlotShape) -> None:
-        super().__init__()
-        self.spatial_dims = tuple(range(2, shape.rank)) if shape.topology == "conv" else ()
-        self.linear = zeroed(nn.Linear(shape.features, 1))
-        nn.init.constant_(self.linear.bias, 2.0)  # sigmoid(2) = 0.88: nearly open, with enough gradient left to close
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled = x.mean(self.spatial_dims) if self.spatial_dims else x
-        gate = torch.sigmoid(self.linear(pooled))
-        for _ in self.spatial_dims:
-            gate = gate.unsqueeze(-1)
-        return gate
-
-
-class Scale(nn.Module):
-    """Multiplies by one learned number, zero at birth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-class SqueezeExcite(nn.Module):
-    """Rescales each channel by a function of its global average (squeeze-and-excitation, Hu et al. 2018)."""
-
-    def __init__(self, shape: SlotShape) -> None:
-        super().__init__()
-        hidden = max(2, shape.features // 4)
-        self.spatial_dims = tuple(range(2, shape.rank))
-        self.squeeze = nn.Linear(shape.features, hidden)
-        self.excite = zeroed(nn.Linear(hidden, shape.features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        factor = torch.tanh(self.excite(F.relu(self.squeeze(x.mean(self.spatial_dims)))))
-        for _ in self.spatial_dims:
-            factor = factor.unsqueeze(-1)
-        return x * factor
-
-
-class GatedLinear(nn.Module):
-    """Gated linear unit with output projection (Dauphin et al. 2017)."""
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.value = nn.Linear(features, hidden)
-        self.gate = nn.Linear(features, hidden)
-        self.out = zeroed(nn.Linear(hidden, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.value(x) * torch.sigmoid(self.gate(x)))
-
-
-class CausalConvolution(nn.Module):
-    """Depthwise convolution over each position and the three before it, then a linear layer across channels."""
-
-    reach = (3, 0)
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.keep: Tensor | None = None
-        self.norm = nn.LayerNorm(features)
-        self.mix = nn.Conv1d(features, features, 1 + sum(self.reach), groups=features)
-        self.out = zeroed(nn.Linear(features, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Padded positions are zeros, like positions beyond the ends of the sequence.
-        x = _without_padding(self.norm(_without_padding(x, self.keep)), self.keep)
-        around = F.pad(x.transpose(1, 2), self.reach)
-        return self.out(F.gelu(self.mix(around).transpose(1, 2)))
-
-
-class CentredConvolution(CausalConvolution):
-    """The same over each position, the two before and the two after it."""
-
-    reach = (2, 2)
-
-
-class CausalAttention(nn.Module):
-    """Causal multi-head self-attention (Vaswani et al. 2017)."""
-
-    causal = True
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.keep: Tensor | None = None
-        self.heads = math.gcd(features, 4)
-        self.head_size = features // self.heads
-        self.norm = nn.LayerNorm(features)
-        self.qkv = nn.Linear(features, 3 * features)
-        self.out = zeroed(nn.Linear(features, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = _without_padding(x, self.keep)
-        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, self.head_size)).transpose(1, 3)
-        q, k, v = qkv.select(2, 0), qkv.select(2, 1), qkv.select(2, 2)  # each (N, heads, L, head size)
-        if self.keep is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        else:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=_visible(self.keep, self.causal))
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class FullAttention(CausalAttention):
-    """Bidirectional multi-head self-attention."""
-
-    causal = False
-
-
-def _without_padding(x: Tensor, keep: Tensor | None) -> Tensor:
-    return x if keep is None else x.masked_fill(~keep.unsqueeze(-1), 0.0)
-
-
-def _visible(keep: Tensor, causal: bool) -> Tensor:
-    """Attention mask (N, 1, L, L): each position attends to real positions and to itself."""
-    length = keep.shape[1]
-    every = torch.ones(length, length, dtype=torch.bool, device=keep.device)
-    seen = keep[:, None, None, :] & (every.tril() if causal else every)
-    # Some of torch's attention kernels return NaN for a position that attends to nothing.
-    return seen | torch.eye(length, dtype=torch.bool, device=keep.device)
 
 
 @blueprint("norm", topology=TOPOLOGIES)
@@ -376,3 +232,52 @@ def conv_double(shape: SlotShape) -> nn.Module:
     return nn.Sequential(
         conv(c, c, 3, padding=1, bias=False), nn.GroupNorm(1, c), nn.ReLU(), zeroed(conv(c, c, 3, padding=1))
     )
+
+
+def _two_layers(shape: SlotShape, hidden: int) -> nn.Module:
+    """A hidden layer between a submodule's input and its output."""
+    assert shape.in_features is not None
+    first = [nn.LayerNorm(shape.in_features)] if shape.topology == "sequence" else []
+    return nn.Sequential(
+        *first, nn.Linear(shape.in_features, hidden), nn.GELU(), zeroed(nn.Linear(hidden, shape.features))
+    )
+
+
+@blueprint("widen_small", topology="features", reads="input")
+def widen_small(shape: SlotShape) -> nn.Module:
+    """A hidden layer beside the slot's submodule, of half its features, at least 4."""
+    return _two_layers(shape, max(4, shape.features // 2))
+
+
+@blueprint("widen", topology=TOPOLOGIES, reads="input")
+def widen(shape: SlotShape) -> nn.Module:
+    """A hidden layer beside the submodule, as wide as its output, at least 16; conv: two 3x3 convolutions."""
+    if shape.topology != "conv":
+        return _two_layers(shape, max(16, shape.features))
+    assert shape.in_features is not None
+    conv, c = _CONV[shape.dims], shape.features
+    return nn.Sequential(
+        conv(shape.in_features, c, 3, stride=shape.stride, padding=1, bias=False),
+        *(nn.GroupNorm(1, c), nn.ReLU(), zeroed(conv(c, c, 3, padding=1))),
+    )
+
+
+@blueprint("widen_large", topology="features", reads="input")
+def widen_large(shape: SlotShape) -> nn.Module:
+    """A hidden layer beside the submodule, four times as wide as its output, at least 64."""
+    return _two_layers(shape, max(64, 4 * shape.features))
+
+
+@blueprint("widen_pointwise", topology="conv", reads="input")
+def widen_pointwise(shape: SlotShape) -> nn.Module:
+    """Two 1x1 convolutions beside the submodule."""
+    assert shape.in_features is not None
+    conv, c = _CONV[shape.dims], shape.features
+    return nn.Sequential(conv(shape.in_features, 2 * c, 1, stride=shape.stride), nn.ReLU(), zeroed(conv(2 * c, c, 1)))
+
+
+@blueprint("widen_attention", topology="sequence", reads="input")
+def widen_attention(shape: SlotShape) -> nn.Module:
+    """Attention heads beside the submodule."""
+    kind = CausalAttention if shape.causal else FullAttention
+    return kind(shape.features, shape.in_features)

@@ -22,10 +22,17 @@ def call(model: nn.Module, example_input: ExampleInput) -> Any:
 
 
 @contextmanager
-def hook_submodules(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """Call `hook(name, module, args, kwargs, output)` after every submodule's forward; a result replaces the output."""
+def hook_submodules(
+    model: nn.Module, hook: Callable[..., Any], before: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """Call `hook(name, module, args, kwargs, output)` after every submodule's forward; a result replaces the output.
+
+    `before(name, module, args, kwargs)`, if given, is called before it.
+    """
     named = [(name, module) for name, module in model.named_modules() if name]
     handles = [module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in named]
+    if before is not None:
+        handles += [part.register_forward_pre_hook(partial(before, name), with_kwargs=True) for name, part in named]
     try:
         yield
     finally:

@@ -36,9 +36,9 @@ _READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
 def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
     """A copy of the host with the seeds as part of their submodules, in evaluation mode and checked numerically.
 
-    A seed behind a Sequential becomes its last layer; behind any other submodule it becomes a child that a forward
-    hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are exported
-    and, with live="keep", live seeds with alpha > 0.
+    A seed behind a Sequential becomes its last layer; beside it, and at any other submodule, it becomes a child that a
+    forward hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are
+    exported and, with live="keep", live seeds with alpha > 0.
     """
     if live not in get_args(LiveSeeds):
         raise ValueError(f'live must be "drop" or "keep", got {live!r}')
@@ -46,18 +46,19 @@ def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
     twin = copy.deepcopy(model)
     seeds = [(site, twin.seed(site.name)) for site in twin.sites]
     twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
-    plain, grafted = twin.host.eval(), list[str]()
+    plain, grafted = twin.host.eval(), dict[str, list[tuple[Site, Seed]]]()
     for index, (site, seed) in enumerate(seeds):
         fossil = model.slot_state.stage[0, index] == Stage.FOSSILIZED
         if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
-            _graft(plain.get_submodule(site.name), site, seed)
-            grafted.append(site.name)
+            grafted.setdefault(site.submodule, []).append((site, seed))
+    for name, own in grafted.items():
+        _graft(plain, name, own)
     for part in plain.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # grown parts need padded tensors
     with ignoring_padding(model.host), plain_kernels():
         _verify(model, plain, dropped)
-    _warn_about_positions(model, plain, grafted)
+    _warn_about_positions(model, plain, [site.name for own in grafted.values() for site, _ in own])
     _refuse_lossy_saves(plain)
     return plain
 
@@ -110,41 +111,87 @@ def _warn_about_positions(model: GrowableModel, plain: nn.Module, grafted: list[
     )
 
 
-def _graft(submodule: nn.Module, site: Site, seed: Seed) -> None:
+def _graft(plain: nn.Module, name: str, seeds: list[tuple[Site, Seed]]) -> None:
+    """Make the seeds of a submodule, in order, part of it."""
+    submodule = plain.get_submodule(name)
     if type(submodule).forward is nn.Sequential.forward:
         assert isinstance(submodule, nn.Sequential)
-        submodule.append(_plain(_GrownLayer(seed, site)))
+        if any(seed.reads == "input" for _, seed in seeds):
+            plain.set_submodule(name, _with_branches(submodule, seeds))
+        else:
+            submodule.extend(_plain(_GrownLayer(seed, site)) for site, seed in seeds)
         return
+    for site, seed in seeds:
+        layer = _plain(_GrownHook(seed, site))
+        submodule.add_module(_free_name(submodule), layer)
+        submodule.register_forward_hook(layer, with_kwargs=True)
+
+
+def _free_name(module: nn.Module) -> str:
     name = "grown"
-    while hasattr(submodule, name):
+    while hasattr(module, name):
         name += "_"
-    layer = _plain(_GrownHook(seed, site))
-    submodule.add_module(name, layer)
-    submodule.register_forward_hook(layer)
+    return name
 
 
-class _GrownLayer(nn.Module):
-    """x -> the blended activation."""
+def _with_branches(sequential: nn.Sequential, seeds: list[tuple[Site, Seed]]) -> fx.GraphModule:
+    """A Sequential and its seeds as one graph: a child of a Sequential gets the output of the last, not its input."""
+    parts, graph = nn.Module(), fx.Graph()
+    x = h = graph.placeholder("x")
+    for name, child in sequential.named_children():
+        parts.add_module(name, child)
+        h = graph.call_module(name, (h,))
+    for site, seed in seeds:
+        name = _free_name(parts)
+        parts.add_module(name, _plain(_GrownBranch(seed, site) if seed.reads == "input" else _GrownLayer(seed, site)))
+        h = graph.call_module(name, (h, x) if seed.reads == "input" else (h,))
+    graph.output(h)
+    return fx.GraphModule(parts, graph, "GrownSequential").eval()
+
+
+class _Grown(nn.Module):
+    """The parts of a seed."""
 
     def __init__(self, seed: Seed, site: Site) -> None:
         super().__init__()
-        self.branch, self.gate = seed.branch, seed.gate
+        self.branch, self.gate, self.reads = seed.branch, seed.gate, seed.reads
         self.site, self.operator, self.alpha = site, seed.operator, seed.alpha
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.site.to_seed(x)
+    def blend(self, output: Tensor, read: Tensor) -> Tensor:
+        h = self.site.to_seed(output)
         gate = None if self.gate is None else self.gate(h)
-        return self.site.from_seed(OPERATORS[self.operator](h, self.branch(h), self.alpha, gate))
+        branch = self.branch(self.site.to_seed(read))
+        return self.site.from_seed(OPERATORS[self.operator](h, branch, self.alpha, gate))
 
 
-class _GrownHook(_GrownLayer):
-    """Forward hook: (module, args, output) -> the output with its first tensor blended."""
+class _GrownLayer(_Grown):
+    """h -> the blended activation."""
 
-    def forward(self, module: Any, args: Any, output: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, h: Tensor) -> Tensor:
+        return self.blend(h, h)
+
+
+class _GrownBranch(_Grown):
+    """(h, x) -> the blended activation, with a branch that reads x."""
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.blend(h, x)
+
+
+class _GrownHook(_Grown):
+    """Forward hook: (module, args, kwargs, output) -> the output with its first tensor blended."""
+
+    def forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         container = self.site.container
+        h = output if container == "tensor" else output[0]
+        read = h
+        if self.reads == "input":
+            assert self.site.input is not None
+            key = self.site.input.key
+            read = kwargs[key] if isinstance(key, str) else args[key]
+        blended = self.blend(h, read)
         if container == "tensor":
-            return super().forward(output)
-        blended = super().forward(output[0])
+            return blended
         if container == "tuple":
             return (blended,) + output[1:]  # noqa: RUF005 - a traced output cannot be unpacked
         return [blended] + output[1:] if container == "list" else output._replace(**{container: blended})  # noqa: RUF005
@@ -157,7 +204,7 @@ class _Tracer(fx.Tracer):
         return not any(type(part).__module__.partition(".")[0] == "simic" for part in m.modules())
 
 
-def _plain(layer: _GrownLayer) -> fx.GraphModule:
+def _plain(layer: _Grown) -> fx.GraphModule:
     """The same computation without simic's classes."""
     graph = fx.Graph()  # a copy, because the traced graph names its tracer, which is simic's, when it is saved
     graph.output(graph.graph_copy(_Tracer().trace(layer), {}))

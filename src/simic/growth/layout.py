@@ -50,8 +50,15 @@ class Call:
 
     name: str
     module: nn.Module
-    inputs: tuple[Tensor, ...]
+    arguments: dict[int | str, Tensor]
+    """The tensors among the arguments, by position or keyword."""
     output: Any
+    overwrites_input: bool = False
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors among the arguments."""
+        return tuple(self.arguments.values())
 
     @property
     def tensor(self) -> Tensor | None:
@@ -79,12 +86,25 @@ class UnknownLayoutError(Exception):
 def trace(model: nn.Module, example_input: ExampleInput, calls: list[Call]) -> Any:
     """One pass in evaluation mode; submodule calls are appended to `calls`, also those before a failure."""
 
-    def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        inputs = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        calls.append(Call(name, module, inputs, output))
+    before: dict[str, list[list[int]]] = {}
 
-    with hook_submodules(model, record), preserve_state(model), evaluating(model), plain_kernels():
+    def note_versions(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        versions = [tensor._version for tensor in tensor_arguments(args, kwargs).values()]
+        before.setdefault(name, []).append(versions)
+
+    def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        arguments = tensor_arguments(args, kwargs)
+        overwrites = before[name].pop() != [tensor._version for tensor in arguments.values()]
+        calls.append(Call(name, module, arguments, output, overwrites))
+
+    with hook_submodules(model, record, note_versions), preserve_state(model), evaluating(model), plain_kernels():
         return call(model, example_input)
+
+
+def tensor_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Tensor]:
+    """The tensors among the arguments of a call, by position or keyword."""
+    every: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    return {key: value for key, value in every.items() if isinstance(value, Tensor)}
 
 
 class LayoutFinder:
@@ -110,6 +130,10 @@ class LayoutFinder:
         if features == batch:
             raise UnknownLayoutError
         return Layout(batch, features)
+
+    def known_features(self, tensor: Tensor) -> set[int]:
+        """Feature dimensions of a tensor according to the layers that touch it."""
+        return self._features_by_layer.get(id(tensor), set())
 
     def batch(self, name: str, tensor: Tensor) -> int:
         """The batch dimension of a submodule's output, or UnknownLayoutError."""

@@ -24,7 +24,7 @@ from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
-from simic.growth.slot_discovery import Site, find_sites, reference_tensor
+from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
 from simic.lifecycle.actions import STYLES, Action, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -53,14 +53,14 @@ class GrowableModel(nn.Module):
         _check_host(model)
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        self.sites = find_sites(model, slots, example_input)
+        self.lifecycle = lifecycle or LifecycleConfig()
+        self.sites = with_seats(find_sites(model, slots, example_input), self.lifecycle.seeds_per_slot)
         self.host = model
         self.seeds = nn.ModuleDict()
-        self.lifecycle = lifecycle or LifecycleConfig()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
-        self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
+        self.blueprint_names = blueprints_for(site.shape for site in self.sites)
         self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
@@ -81,7 +81,11 @@ class GrowableModel(nn.Module):
     @property
     def grown_slots(self) -> list[str]:
         """Names of the slots that hold a seed, in order."""
-        return [site.name for site in self.sites if growth_state.seed_key(site.name) in self.seeds]
+        return [site.name for site in self._grown_sites]
+
+    @property
+    def _grown_sites(self) -> list[Site]:
+        return [site for site in self.sites if growth_state.seed_key(site.name) in self.seeds]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
@@ -206,7 +210,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)
-        check_attached(self.host, self.grown_slots)
+        check_attached(self.host, self._grown_sites)
         if row[Column.OP] == Op.GERMINATE:
             slot = int(row[Column.SLOT])
             self._attach(self.sites[slot], self.build_seed(slot, int(row[Column.BLUEPRINT])))
@@ -271,6 +275,11 @@ class GrowableModel(nn.Module):
 
     def _attach(self, site: Site, seed: Seed) -> None:
         self._handles[site.name] = attach_seed(self.host, site, seed)
+        # Hooks run in order of registration, so those of later seats of the same submodule are registered again.
+        for later in self._grown_sites:
+            if later.submodule == site.submodule and later.seat > site.seat:
+                self._unhook(later)
+                self._handles[later.name] = attach_seed(self.host, later, self._seed_in(later.name))
         present = dict(self.seeds.items()) | {growth_state.seed_key(site.name): seed}
         # In order of slots, so that the order of parameters depends on what has grown, not on when.
         keys = [growth_state.seed_key(name) for name in self.slot_names]
@@ -279,9 +288,12 @@ class GrowableModel(nn.Module):
 
     def _detach(self, site: Site) -> None:
         del self.seeds[growth_state.seed_key(site.name)]
+        self._unhook(site)
+        self._structure_changed()
+
+    def _unhook(self, site: Site) -> None:
         for handle in self._handles.pop(site.name):
             handle.remove()
-        self._structure_changed()
 
     def _structure_changed(self) -> None:
         note_growth(self)

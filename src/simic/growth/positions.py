@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from simic.growth.isolation import preserved_rng
 from simic.growth.notices import warn_user
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_shape import Reads, SlotShape
 
 _KEEP = "attention_mask"
 """Nonzero for real positions, as in transformers."""
@@ -37,7 +38,7 @@ class PositionTracker:
         self.ignored = False
         """Whether padding masks are ignored for now."""
         self._warned = False
-        parts = site.name.split(".")
+        parts = site.submodule.split(".")
         self._levels = [host.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
         is_list = [isinstance(level, (nn.ModuleList, nn.ModuleDict)) for level in self._levels]
         # Modules above the first list of layers are whole networks; masks and caches of layers may have any form.
@@ -90,7 +91,7 @@ class PositionTracker:
         return None
 
     def _fitting(self, mask: Tensor, h: Tensor) -> Tensor | None:
-        if tuple(mask.shape) == (h.shape[0], h.shape[_position_dim(self.site)]):
+        if tuple(mask.shape) == (h.shape[0], h.shape[_position_dim(self.site.shape)]):
             return mask
         self.warn(f"the host's padding mask has shape {tuple(mask.shape)}, its activation {tuple(h.shape)}")
         return None
@@ -102,8 +103,8 @@ class PositionTracker:
             warn_user(f"the seed in slot {self.site.name!r} mixes padded positions with real ones: {reason}")
 
 
-def _position_dim(site: Site) -> int:
-    return 2 if site.shape.topology == "conv" else 1
+def _position_dim(shape: SlotShape) -> int:
+    return 2 if shape.topology == "conv" else 1
 
 
 def _parameter_names(module: nn.Module) -> list[str]:
@@ -134,20 +135,21 @@ def _cached_positions(cache: Any) -> int:
     return 0
 
 
-def mixes_positions(branch: nn.Module, site: Site, reference: Tensor) -> bool:
+def mixes_positions(branch: nn.Module, shape: SlotShape, reads: Reads, reference: Tensor) -> bool:
     """Whether an output position of a branch depends on other positions, measured by gradients at random weights."""
-    if site.shape.topology == "features" or site.shape.rank != 3:
+    if shape.topology == "features" or shape.rank != 3:
         return False
-    if reference.device.type == "meta":
+    if reference.device.type == "meta" or (reads == "input" and set(shape.stride) - {1}):
         return True
     twin = copy.deepcopy(branch).eval()
+    features = shape.in_features if reads == "input" else shape.features
+    assert features is not None
     with preserved_rng(), torch.enable_grad():
         torch.default_generator.manual_seed(0)
         for parameter in twin.parameters():  # a newborn branch is all zeros, and so would be its gradients
             nn.init.normal_(parameter.requires_grad_(False), std=0.5)
-        position = _position_dim(site)
-        sizes = [1, site.shape.features, 3] if position == 2 else [1, 3, site.shape.features]
-        x = torch.randn(sizes).to(reference).requires_grad_()
+        position = _position_dim(shape)
+        x = torch.randn([1, features, 3] if position == 2 else [1, 3, features]).to(reference).requires_grad_()
         (gradient,) = torch.autograd.grad(twin(x).select(position, 1).pow(2).sum(), x, allow_unused=True)
     if gradient is None:
         return False

@@ -82,4 +82,7 @@ def growth_table(model: GrowableModel) -> Table:
         )
     host = sum(p.numel() for p in model.host.parameters())
     table.caption = f"host {host:,} parameters, grown {sum(r.parameters for r in reports):,}"
+    for site in model.sites:
+        if site.input is None and not site.seat:
+            table.caption += f"\nno seed can grow beside {printable(site.name)}: {site.why_no_input}"
     return table

@@ -9,17 +9,20 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 
 from simic.growth.blend import OPERATORS, straight_through
-from simic.growth.blueprints import Gate, SlotShape, fits, new_branch
+from simic.growth.blueprints import BLUEPRINTS, fits, new_branch
+from simic.growth.branch_layers import Gate
 from simic.growth.isolation import preserve_state, preserved_rng
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_shape import Reads, SlotShape
 
 
 class Seed(nn.Module):
     """The branch of a blueprint with its blend operator, alpha and, for the gate operator, its gate."""
 
-    def __init__(self, blueprint: str, branch: nn.Module, shape: SlotShape) -> None:
+    def __init__(self, blueprint: str, branch: nn.Module, shape: SlotShape, reads: Reads = "output") -> None:
         super().__init__()
         self.blueprint = blueprint
+        self.reads: Reads = reads
         self.shape = shape
         self.branch = branch
         self.gate: Gate | None = None
@@ -64,7 +67,8 @@ class Seed(nn.Module):
         alpha = self.alpha if override is None else override
         return alpha == 0 and (not self.straight_through or override is not None or not is_grad_enabled())
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, x: Tensor | None = None) -> Tensor:
+        """The submodule's output h with the seed blended in; a seed beside the submodule reads its input x."""
         override = self.override if self._overrides else None
         if self._overrides and not torch.compiler.is_compiling():
             self.override_used = override is not None or bool(self.override_used)
@@ -73,9 +77,23 @@ class Seed(nn.Module):
         alpha = self.alpha if override is None else override
         if alpha == 0:
             with preserved_rng():  # so that the host's dropout masks are the same with and without the seed
-                return straight_through(h, self.branch(h.detach()))
+                return straight_through(h, self._branch_output(h, x, detach=True))
         gate = self.gate(h) if self.gate is not None else None
-        return OPERATORS[self.operator](h, self.branch(h), alpha, gate)
+        return OPERATORS[self.operator](h, self._branch_output(h, x), alpha, gate)
+
+    def _branch_output(self, h: Tensor, x: Tensor | None, *, detach: bool = False) -> Tensor:
+        source = h
+        if self.reads == "input":
+            assert x is not None, "a seed beside a submodule needs the submodule's input"
+            source = x
+        output = self.branch(source.detach() if detach else source)
+        if output.shape != h.shape:  # else a size of 1 would be broadcast
+            raise ValueError(
+                f"the seed of blueprint {self.blueprint!r} turns an input {tuple(source.shape)} into "
+                f"{tuple(output.shape)}, its slot's submodule puts out {tuple(h.shape)}; inputs must have sizes that "
+                "the submodule divides as it did in the traced pass"
+            )
+        return output
 
 
 def new_seed(
@@ -96,13 +114,15 @@ def new_seed(
     if not 0 <= index < len(blueprint_names):
         raise ValueError(f"a blueprint index must be below {len(blueprint_names)}, got {index}")
     name = blueprint_names[index]
+    reads = BLUEPRINTS[name].reads
     if not fits(name, site.shape):
         fitting = ", ".join(other for other in blueprint_names if fits(other, site.shape))
-        raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}); these do: {fitting}")
+        why = f": the submodule's input cannot be read, {site.why_no_input}" if reads == "input" else ""
+        raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}){why}; these do: {fitting}")
     branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
     if check:
         check_branch(name, branch, site, like)
-    return Seed(name, branch, site.shape)
+    return Seed(name, branch, site.shape, reads)
 
 
 def new_gate(shape: SlotShape, like: Tensor) -> Gate:
@@ -112,20 +132,22 @@ def new_gate(shape: SlotShape, like: Tensor) -> Gate:
 
 
 def check_branch(name: str, branch: nn.Module, site: Site, like: Tensor) -> None:
-    """Raise unless a newborn branch keeps the slot's shape, can learn, and outputs exact zeros."""
+    """Raise unless a newborn branch puts out the slot's shape, can learn, and outputs exact zeros."""
     if not any(True for _ in branch.parameters()):
         raise ValueError(f"blueprint {name!r} has no parameters, so its seed could never become more than an identity")
     with torch.no_grad(), preserve_state(branch):
-        probe = torch.randn(site.example_shape, device=like.device, dtype=like.dtype)
+        read_shape = site.read_shape(BLUEPRINTS[name].reads)
+        probe = torch.randn(read_shape, device=like.device, dtype=like.dtype)
         given = probe.clone()
         try:
             output = branch(given)
         except Exception as error:
             raise ValueError(f"blueprint {name!r} fails on slot {site.name!r} ({site.shape}): {error}") from error
-    if not isinstance(output, Tensor) or output.shape != probe.shape:
+    if not isinstance(output, Tensor) or output.shape != site.example_shape:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        rule = "preserve shape" if read_shape == site.example_shape else f"put out {site.example_shape}"
         raise ValueError(
-            f"blueprint {name!r} must preserve shape: in slot {site.name!r} it turned {tuple(probe.shape)} into {got}"
+            f"blueprint {name!r} must {rule}: in slot {site.name!r} it turned {tuple(probe.shape)} into {got}"
         )
     if not torch.equal(given, probe):
         raise ValueError(

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from simic.growth.blueprints import TOPOLOGIES, SlotShape
 from simic.growth.example import ExampleInput, explain_failure, first_tensor, tensors
 from simic.growth.influence import directions, used_outputs
 from simic.growth.layout import Call, Layout, LayoutFinder, UnknownLayoutError, trace
 from simic.growth.notices import warn_user
+from simic.growth.slot_input import NoInputError, SlotInput, find_input
+from simic.growth.slot_shape import TOPOLOGIES, Reads, SlotShape
 
 DIRECTIONS = {"sequence-causal": True, "sequence-bidirectional": False}
 """Topologies of a sequence that also state whether it is causal."""
@@ -46,6 +47,21 @@ class Site:
     """What the submodule returns: "tensor", "tuple", "list", or the name of a named tuple's first field."""
     order: tuple[int, ...] | None = None
     """Permutation of the submodule's output into what a seed sees; None if it is that already."""
+    input: SlotInput | None = None
+    """The argument that seeds beside the submodule read; None if there is none that fits."""
+    why_no_input: str = "it was not traced"
+    """The reason if `input` is None."""
+    seat: int = 0
+    """0 for the first seed of the submodule, 1 for the one that may follow when that is a fossil, and so on."""
+
+    @property
+    def submodule(self) -> str:
+        """The name of the submodule; that of a later seat's slot has the seat's number behind it: "block1#2"."""
+        return self.name.rpartition("#")[0] if self.seat else self.name
+
+    def read_shape(self, reads: Reads) -> tuple[int, ...]:
+        """The example shape of what a seed reads."""
+        return self.example_shape if self.input is None or reads == "output" else self.input.example_shape
 
     def to_seed(self, h: Tensor) -> Tensor:
         """The submodule's output as a seed sees it."""
@@ -80,7 +96,18 @@ def find_sites(
     topologies = dict(slots) if isinstance(slots, Mapping) else {}
     chosen = _choose(host) if slots == "auto" else list(slots)
     sites = [host.site(name, topologies.get(name)) for name in chosen]
-    return tuple(_with_directions(model, sites, topologies, example_input))
+    sites = _with_directions(model, sites, topologies, example_input)
+    return tuple(host.with_input(site, stated=site.name in topologies) for site in sites)
+
+
+def with_seats(sites: Sequence[Site], seeds_per_slot: int) -> tuple[Site, ...]:
+    """Every site once for each seed that it may hold, those of one submodule side by side."""
+    seats = range(1, seeds_per_slot)
+    return tuple(
+        seat
+        for site in sites
+        for seat in (site, *(replace(site, name=f"{site.name}#{index + 1}", seat=index) for index in seats))
+    )
 
 
 def _check_names(names: list[str], known: list[str]) -> None:
@@ -108,9 +135,10 @@ class _TracedHost:
             self.result = trace(model, example_input, calls)
         except Exception as error:
             raise explain_failure(model, example_input, error) from error
-        self.outputs: dict[str, list[Any]] = {name: [] for name, _ in model.named_modules()}
+        self.calls: dict[str, list[Call]] = {name: [] for name, _ in model.named_modules()}
         for made in calls:
-            self.outputs[made.name].append(made.output)
+            self.calls[made.name].append(made)
+        self.outputs = {name: [made.output for made in own] for name, own in self.calls.items()}
         self.layouts = LayoutFinder(model, example_input, calls)
         self.used = used_outputs(model, example_input)
 
@@ -144,6 +172,17 @@ class _TracedHost:
         shape, order = found.pop()
         example_shape = shapes[0] if order is None else tuple(shapes[0][dim] for dim in order)
         return Site(name, shape, example_shape, _container(outputs[0]), order)
+
+    def with_input(self, site: Site, *, stated: bool) -> Site:
+        """The site with the argument that seeds beside its submodule may read, or with the reason why there is none.
+
+        `stated`: the user said what the dimensions of the output mean; the input's then mean the same.
+        """
+        try:
+            found, shape = find_input(self.calls[site.name], site, None if stated else self.layouts.known_features)
+        except NoInputError as reason:
+            return replace(site, why_no_input=str(reason))
+        return replace(site, input=found, shape=shape)
 
     def _shape_and_order(
         self, name: str, tensor: Tensor, topology: str | None
@@ -303,6 +342,6 @@ def check_activation(site: Site, h: Tensor) -> None:
 
 def reference_tensor(model: nn.Module, site: Site) -> Tensor:
     """A parameter with the device and dtype of new seeds: the slot's own, else the model's first."""
-    nearby = next((p for p in model.get_submodule(site.name).parameters() if p.is_floating_point()), None)
+    nearby = next((p for p in model.get_submodule(site.submodule).parameters() if p.is_floating_point()), None)
     fallback = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return fallback if nearby is None else nearby

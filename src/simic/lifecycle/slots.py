@@ -154,10 +154,19 @@ def _has_room(slots: SlotState, config: LifecycleConfig) -> np.ndarray:
     return np.broadcast_to(slots.occupied.sum(1, keepdims=True) < limit, slots.stage.shape)
 
 
+def _seat_open(slots: SlotState, config: LifecycleConfig) -> np.ndarray:
+    """First seats, and those behind a fossil: with k seeds per slot, columns k i to k i + k - 1 are one submodule's."""
+    if config.seeds_per_slot == 1:
+        return np.ones(slots.stage.shape, dtype=bool)
+    before = np.roll(_FOSSIL[slots.stage], 1, axis=1)
+    return before | (np.arange(slots.stage.shape[1]) % config.seeds_per_slot == 0)
+
+
 RULES: dict[Op, tuple[Rule, ...]] = {
     Op.WAIT: (),
     Op.GERMINATE: (
         Rule("the slot must be empty", _stage_in(Stage.DORMANT)),
+        Rule("the seed before it in the same place must be a fossil", _seat_open),
         Rule("the host must hold fewer than max_seeds seeds", _has_room),
     ),
     Op.SET_ALPHA_TARGET: (

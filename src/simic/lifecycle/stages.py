@@ -41,6 +41,7 @@ LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 """Stages of a seed that is neither fossilized nor pruned yet."""
 
 Incubation = Literal["direct", "shadow", "straight_through"]
+MAX_SEEDS_PER_SLOT = 8
 INCUBATIONS: tuple[Incubation, ...] = get_args(Incubation)
 
 
@@ -54,8 +55,10 @@ class LifecycleConfig:
 
     incubation: Incubation = "direct"
     """How a seed is trained before it affects the output: direct, shadow or straight_through."""
+    seeds_per_slot: int = 1
+    """Seeds that a slot's submodule may hold; the next may germinate when the one before it is a fossil."""
     max_seeds: int | None = None
-    """Maximum number of seeds in a host, fossils included; None means one per slot."""
+    """Maximum number of seeds in a host, fossils included; None means no other limit than seeds_per_slot."""
     min_training_decisions: int = 3
     """Minimum decisions in the training stage before a seed may be blended in."""
     min_gradient_norm: float = 1e-10
@@ -69,10 +72,12 @@ class LifecycleConfig:
         if self.incubation not in INCUBATIONS:
             raise ValueError(f"incubation must be one of {', '.join(INCUBATIONS)}, got {self.incubation!r}")
         counts = ("min_training_decisions", "min_prune_age", "embargo_decisions")
-        for name in ("max_seeds", *counts):
+        for name in ("seeds_per_slot", "max_seeds", *counts):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Integral):
                 raise ValueError(f"{name} must be an integer, got {value!r}")
+        if not 1 <= self.seeds_per_slot <= MAX_SEEDS_PER_SLOT:
+            raise ValueError(f"seeds_per_slot must be from 1 to {MAX_SEEDS_PER_SLOT}, got {self.seeds_per_slot}")
         if self.max_seeds is not None and self.max_seeds < 1:
             raise ValueError(f"max_seeds must be at least 1 or None, got {self.max_seeds}")
         if not isfinite(self.min_gradient_norm):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
-from simic.growth.blueprints import BLUEPRINTS, Blueprint, SlotShape, new_branch
+from simic.growth.blueprints import BLUEPRINTS, Blueprint, new_branch
 from simic.growth.isolation import preserve_state, preserved_rng
 from simic.growth.seed import check_branch
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_shape import SlotShape
 from simic.stacked.compare import TOLERANCE, Fault, Program, Unusable, compare, first_sentence, relative_difference
 from simic.stacked.layers import is_customized, run_segments, run_stacked
 from simic.stacked.parameters import Parameters, part_of
@@ -137,12 +138,13 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
 
 def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
     """Raise unless the seeds of a blueprint fit the slot, and have the same outputs and gradients stacked as alone."""
-    key = (BLUEPRINTS[name], site.shape, site.example_shape, reference.dtype, reference.device)
+    read_shape = site.read_shape(BLUEPRINTS[name].reads)
+    key = (BLUEPRINTS[name], site.shape, read_shape, reference.dtype, reference.device)
     if key in _stackable:  # what a blueprint builds depends on the shape only, and a check costs several passes
         return
     rule = f"seeds of blueprint {name!r} run stacked with those of other hosts"
     branches = [new_branch(name, site.shape, (number,)).to(reference) for number in range(2)]
-    x = torch.zeros(len(branches), *site.example_shape, device=reference.device, dtype=reference.dtype)
+    x = torch.zeros(len(branches), *read_shape, device=reference.device, dtype=reference.dtype)
     with preserved_rng():
         check_branch(name, branches[0], site, reference)
         try:
@@ -179,7 +181,7 @@ def _host_program(host: nn.Module) -> Program:
     names, segments = zip(*segments_of(host).items(), strict=True)
 
     def program(parameters: Parameters, x: Tensor, shifts: Sequence[Tensor]) -> Tensor:
-        def add_shift(index: int, h: Tensor) -> Tensor:
+        def add_shift(index: int, h: Tensor, _: Tensor) -> Tensor:
             return h + shifts[index] if index < len(shifts) else h
 
         return run_segments(segments, lambda index: part_of(parameters, names[index]), x, add_shift)

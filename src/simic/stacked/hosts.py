@@ -10,6 +10,8 @@ again:
     run(x, plan, keep={1})          x -> segment 0 -> slot 0 -> segment 1 -+-> slot 1 -> segment 2 -> output
                                                                            | kept[1]
     run_from(1, kept[1], other)                                            +-> slot 1 -> segment 2 -> output
+
+What is kept is the activation and, for seeds beside the segment, the segment's input.
 """
 
 from __future__ import annotations
@@ -37,8 +39,18 @@ from simic.stacked.precision import LossScale, autocast
 from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
 from simic.stacked.structure import Structure
 
-Kept = dict[int, Tensor]
-"""Activations (M, B, ...) before the seeds of some slots."""
+
+class Kept(NamedTuple):
+    """Activations (M, B, ...) that a pass kept at a slot."""
+
+    h: Tensor  # before the slot's seeds
+    x: Tensor  # the input of its segment
+
+    def of(self, rows: Tensor) -> Kept:
+        """Those of some hosts."""
+        return Kept(self.h[rows], self.x[rows])
+
+
 ACTIVATION_LIMIT = {"cpu": 1 << 22}
 """Bytes of a slot's activation up to which hosts run together: beyond, memory is slower than fewer hosts at a time."""
 ACTIVATION_LIMIT_ELSEWHERE = 1 << 28
@@ -83,7 +95,13 @@ class StackedHosts:
         join_seeds = join_seeds and self.lifecycle.incubation != "straight_through"
         self.device, self.config = torch.device(device or "cpu"), config or HostsConfig()
         self.structure = Structure(
-            make_host, slot_names, example_input, rng_seeds, join_seeds=join_seeds, device=self.device
+            make_host,
+            slot_names,
+            example_input,
+            rng_seeds,
+            seeds_per_slot=self.lifecycle.seeds_per_slot,
+            join_seeds=join_seeds,
+            device=self.device,
         )
         self.segments, self.sites, self.hosts = self.structure.segments, self.structure.sites, self.structure.hosts
         self.groups, self.blueprint_names = self.structure.groups, self.structure.blueprint_names
@@ -107,6 +125,11 @@ class StackedHosts:
     def num_hosts(self) -> int:
         """N."""
         return len(self.rng_seeds)
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the slots, in order."""
+        return tuple(site.name for site in self.sites)
 
     @property
     def host_parameters(self) -> int:
@@ -135,7 +158,7 @@ class StackedHosts:
 
         `legal` (N, ops, S), if known, saves computing the legal operations again.
         """
-        check_actions(self.slot_state, actions, self.lifecycle, [site.name for site in self.sites], legal)
+        check_actions(self.slot_state, actions, self.lifecycle, self.slot_names, legal)
         seeds = []
         # All seeds are built before anything changes, because building one may raise.
         for host in np.flatnonzero(actions[:, Column.OP] == Op.GERMINATE).tolist():
@@ -231,43 +254,54 @@ class StackedHosts:
 
     def run(
         self, x: Tensor, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
-    ) -> tuple[Tensor, Kept]:
+    ) -> tuple[Tensor, dict[int, Kept]]:
         """Outputs of `hosts` for inputs (M, B, ...), and the activations before the seeds of the slots `keep`."""
-        return self._run(x, 0, hosts, plan, keep, constant=False)
+        return self._run(x, None, hosts, plan, keep, constant=False)
 
     def run_from(
-        self, slot: int, h: Tensor, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
-    ) -> tuple[Tensor, Kept]:
-        """Like `run`, from the activation h that an earlier pass kept at `slot`; hosts' parameters are constant."""
-        return self._run(h, slot + 1, hosts, plan, keep, constant=True)
+        self, slot: int, start: Kept, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Kept]]:
+        """Like `run`, from the activations that an earlier pass kept at `slot`; hosts' parameters are constant."""
+        return self._run(start, slot, hosts, plan, keep, constant=True)
 
     def _run(
-        self, x: Tensor, start: int, hosts: Rows, plan: Sequence[SlotPlan], keep: Collection[int], *, constant: bool
-    ) -> tuple[Tensor, Kept]:
-        kept: Kept = {}
+        self,
+        start: Tensor | Kept,
+        slot: int | None,
+        hosts: Rows,
+        plan: Sequence[SlotPlan],
+        keep: Collection[int],
+        *,
+        constant: bool,
+    ) -> tuple[Tensor, dict[int, Kept]]:
+        kept: dict[int, Kept] = {}
         if isinstance(hosts, slice) and len(self._prepare()) == 1:
             hosts = None  # all of them: no slicing in the backward pass
 
-        def after_segment(index: int, h: Tensor) -> Tensor:
-            if index >= len(self.sites):
-                return h
-            if index in keep:
-                kept[index] = h.detach()
-            return blend_seeds(h, plan[index])
+        def after_segment(index: int, h: Tensor, x: Tensor, first: int = 0) -> Tensor:
+            for slot in self.structure.slots_of(index)[first:]:
+                if slot in keep:
+                    kept[slot] = Kept(h.detach(), x.detach())
+                h = blend_seeds(h, x, plan[slot])
+            return h
 
         def parameters_of(index: int) -> Parameters:
             return take_rows(self._segment_parameters[index], hosts, constant=constant)
 
-        overwriting = self.structure.overwriting
         with self._autocast():
-            x = blend_seeds(x, plan[start - 1]) if start else x
+            if isinstance(start, Kept):
+                assert slot is not None
+                index, seat = divmod(slot, self.structure.seeds_per_slot)
+                x, index = after_segment(index, start.h, start.x, seat), index + 1
+            else:
+                x, index = start, 0
             out = run_segments(
                 self.segments,
                 parameters_of,
                 x,
                 after_segment,
-                start=start,
-                overwriting=overwriting,
+                start=index,
+                overwriting=self.structure.overwriting,
                 run=self._run_segment,
             )
         return out.to(self.hosts.rows.dtype), kept
@@ -275,13 +309,13 @@ class StackedHosts:
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.config.precision == "float32" else autocast(self.device, self.config.precision)
 
-    def _run_switched(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
-        """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activation h before that slot."""
+    def _run_switched(self, slot: int, start: Kept, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
+        """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activations kept there."""
         alphas = self.slot_state.alpha.copy()
         alphas[:, slot] = alpha
         plan = self.plan_pass(hosts, alphas, learning={slot} if learns else (), start=slot)
         rows = slice(None) if len(hosts) == self.num_hosts and len(self._prepare()) == 1 else self.index(hosts)
-        return self.run_from(slot, h, rows, plan)[0]
+        return self.run_from(slot, start, rows, plan)[0]
 
     # Training and evaluation.
 
@@ -309,11 +343,11 @@ class StackedHosts:
         losses = self.losses(out, y)
         scale = None if self.loss_scale is None else self.loss_scale.scale[chunk.rows]
         total = losses.sum() if scale is None else (losses * scale).sum()
-        for slot, h in kept.items():
+        for slot, here in kept.items():
             rows = np.flatnonzero(shadow[:, slot])
             chosen = self.index(rows)
             target = self.slot_state.alpha_target[:, slot]
-            switched = self._run_switched(slot, h[chosen], chunk.hosts[rows], target, learns=True)
+            switched = self._run_switched(slot, here.of(chosen), chunk.hosts[rows], target, learns=True)
             own = self.losses(switched, y[chosen])
             total = total + (own.sum() if scale is None else (own * scale[chosen]).sum())
         return losses.detach(), total
@@ -343,15 +377,15 @@ class StackedHosts:
             own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
             figures.append(self._judge(out, own_y))
-            for slot, h in kept.items():
+            for slot, here in kept.items():
                 rows = np.flatnonzero(measured[chunk.hosts, slot])
                 alpha = np.where(state.alpha[:, slot] > 0, 0.0, state.alpha_target[:, slot])
-                if len(rows) < len(h):
+                if len(rows) < len(chunk.hosts):
                     chosen = self.index(rows)
-                    h, targets = h[chosen], own_y[chosen]
+                    here, targets = here.of(chosen), own_y[chosen]
                 else:
                     targets = own_y
-                out = self._run_switched(slot, h, chunk.hosts[rows], alpha, learns=False)
+                out = self._run_switched(slot, here, chunk.hosts[rows], alpha, learns=False)
                 switched[self.index(chunk.hosts[rows]), slot] = self.metrics(out, targets).to(switched.dtype)
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched

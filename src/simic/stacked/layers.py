@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from simic.growth.blueprints import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
+from simic.growth.branch_layers import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
 from simic.stacked import feature_layers
 from simic.stacked.attention import attend
 from simic.stacked.conv_chain import is_chain, run_chain
@@ -44,20 +44,20 @@ def run_segments(
     segments: Sequence[nn.Module],
     parameters_of: Callable[[int], Parameters],
     x: Tensor,
-    after_segment: Callable[[int, Tensor], Tensor],
+    after_segment: Callable[[int, Tensor, Tensor], Tensor],
     *,
     start: int = 0,
     overwriting: Collection[int] = (),
     run: Run = run_stacked,
 ) -> Tensor:
-    """Run N hosts segment by segment; `after_segment` turns the output of a segment into the input of the next.
+    """Run N hosts segment by segment; `after_segment(index, output, input)` returns the input of the next.
 
     Segments in `overwriting` change their input in place, so they get a copy of what may be data or a kept activation.
     `run` may be a compiled `run_stacked`.
     """
     for index in range(start, len(segments)):
-        x = x.clone() if index in overwriting else x
-        x = after_segment(index, run(segments[index], parameters_of(index), x))
+        h = run(segments[index], parameters_of(index), x.clone() if index in overwriting else x)
+        x = after_segment(index, h, x)
     return x
 
 
@@ -184,13 +184,14 @@ def _after_affine(norm: Parameters, linear: Parameters) -> Parameters:
 
 def _self_attention(x: Tensor, qkv: Parameters, out: Parameters, heads: int) -> Tensor:
     """Causal attention between two linear layers; x is (N, B, L, C)."""
-    n, samples, length, width = x.shape
+    n, samples, length, _ = x.shape
     # The linear layers also swap positions and features, (N, B L, C) <-> (N, C, B L), at no cost.
     mixed = torch.baddbmm(qkv["bias"].unsqueeze(2), qkv["weight"], x.flatten(1, 2).transpose(1, 2))
     mixed = mixed.view(n, 3, heads, -1, samples, length).permute(1, 0, 2, 4, 3, 5)
     seen = attend(mixed.reshape(3, n * heads * samples, -1, length), causal=True)
-    seen = seen.view(n, heads, samples, -1, length).transpose(2, 3).reshape(n, width, -1)
-    return torch.baddbmm(out["bias"].unsqueeze(1), seen.transpose(1, 2), out["weight"].transpose(1, 2)).view(x.shape)
+    seen = seen.view(n, heads, samples, -1, length).transpose(2, 3).reshape(n, -1, samples * length)
+    mixed = torch.baddbmm(out["bias"].unsqueeze(1), seen.transpose(1, 2), out["weight"].transpose(1, 2))
+    return mixed.view(n, samples, length, -1)
 
 
 def _embedding(module: nn.Embedding, parameters: Parameters, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from simic.growth.blend import straight_through
+from simic.growth.slot_shape import Reads, SlotShape
 from simic.stacked.blend import Blending, blend
 from simic.stacked.layers import run_stacked
 from simic.stacked.parameters import StackedParameters, take_rows
@@ -49,6 +50,7 @@ class SeedGroup:
     module: nn.Module  # a branch or a gate; used for its structure only
     hosts: np.ndarray  # (R,) the host of each row
     parameters: StackedParameters
+    reads: Reads = "output"
     two_layer: TwoLayer | None = None  # how the seeds run together with those of other blueprints, if they can
     start: int = 0  # of its parameters in the slot's vector
 
@@ -62,7 +64,7 @@ class Batch(NamedTuple):
     number: Tensor  # (r,) their numbers among the seeds of the pass; unused for gates and straight-through seeds
 
     def run(self, h: Tensor, *, learns: bool) -> Tensor:
-        """The outputs for the rows of an activation (M, B, ...)."""
+        """The outputs for the rows of what they read (r, B, ...)."""
         own = take_rows(self.group.parameters.by_name, self.rows, constant=not learns)
         return run_stacked(self.group.module, own, h)
 
@@ -74,7 +76,7 @@ class SlotPlan:
     samples_last: bool
     learns: bool  # whether the seeds' parameters receive gradients
     blending: Blending | None  # None if no seed is blended in
-    blocks: BlockPlan | None
+    blocks: list[BlockPlan]  # of seeds behind the segment, and of those beside it
     vector: Tensor | None  # the parameters of all seeds that can run in blocks
     batches: list[Batch]
     order: Tensor | None  # sorts the outputs of the batches by number; None if they are sorted or there are blocks
@@ -88,8 +90,7 @@ class SlotSeeds(NamedTuple):
     groups: Sequence[SeedGroup]
     gates: SeedGroup | None
     vector: Tensor | None  # see SlotPlan
-    features: int | None  # of a feature slot, else None
-    rank: int  # dimensions of an activation without the first
+    shape: SlotShape
     operator: np.ndarray  # (N,) index into OPERATORS
 
 
@@ -108,28 +109,30 @@ def plan_slot(
     owners = owners[np.argsort(slot.operator[owners], kind="stable")]
     number_of_host = np.full(len(alpha), -1)
     number_of_host[owners] = np.arange(len(owners))
-    in_blocks, batches, numbers = list[Seeds](), list[Batch](), list[np.ndarray]()
+    in_blocks: dict[Reads, list[Seeds]] = {}
+    batches, numbers = list[Batch](), list[np.ndarray]()
     for group in slot.groups:
         if not (rows := np.flatnonzero(number_of_host[group.hosts] >= 0)).size:
             continue
         number = number_of_host[group.hosts[rows]]
         if group.two_layer is not None:
-            in_blocks.append(Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number))
+            seeds = Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number)
+            in_blocks.setdefault(group.reads, []).append(seeds)
         else:
             batches.append(_batch(group, rows, number, row_of_host, device))
             numbers.append(number)
     at, (multiply, gate) = row_of_host[owners], np.searchsorted(slot.operator[owners], (1, 2)).tolist()
     blending = Blending(
         at=torch.from_numpy(at).to(device),
-        alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.rank),
+        alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.shape.rank),
         multiply=slice(multiply, gate),
         gate=slice(gate, len(owners)),
     )
     return SlotPlan(
-        samples_last=slot.features is not None,
+        samples_last=slot.shape.topology == "features",
         learns=learns,
         blending=blending if len(owners) else None,
-        blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
+        blocks=[_plan_blocks(slot, own, reads, at, device) for reads, own in in_blocks.items()],
         vector=slot.vector,
         batches=batches,
         order=None if in_blocks else _order(numbers, device),
@@ -142,10 +145,11 @@ def plan_slot(
     )
 
 
-def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device: torch.device) -> BlockPlan:
-    assert slot.features is not None
+def _plan_blocks(
+    slot: SlotSeeds, seeds: Sequence[Seeds], reads: Reads, at: np.ndarray, device: torch.device
+) -> BlockPlan:
     assert slot.vector is not None
-    return plan_blocks(seeds, at, slot.features, slot.vector.numel(), device)
+    return plan_blocks(seeds, at, slot.shape, reads, slot.vector.numel(), device)
 
 
 def _plan_gates(slot: SlotSeeds, owners: np.ndarray, row_of_host: np.ndarray, device: torch.device) -> Batch:
@@ -182,26 +186,32 @@ def _order(numbers: Sequence[np.ndarray], device: torch.device) -> Tensor | None
     return None if (order == np.arange(len(order))).all() else torch.from_numpy(order).to(device)
 
 
-def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
-    """The activation h of a slot with all active seeds blended in."""
+def blend_seeds(h: Tensor, x: Tensor, plan: SlotPlan) -> Tensor:
+    """The activation h of a slot with all active seeds blended in; x is the input of the slot's segment."""
     for batch in plan.straight:
         # Detached input: the seed learns, but its gradient does not reach the host.
         own = h.index_select(0, batch.at)
-        out = straight_through(own, batch.run(own.detach(), learns=plan.learns))
+        read = own if batch.group.reads == "output" else x.index_select(0, batch.at)
+        out = straight_through(own, batch.run(read.detach(), learns=plan.learns))
         h = h.index_copy(0, batch.at, out.to(h.dtype))
     if plan.blending is None:
         return h
     rows = h.transpose(1, 2) if plan.samples_last else h
-    out = blend(rows, _outputs(rows, plan), _gates(rows, plan), plan.blending)
+    out = blend(rows, _outputs(rows, x, plan), _gates(rows, plan), plan.blending)
     return out.transpose(1, 2) if plan.samples_last else out
 
 
-def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
+def _outputs(h: Tensor, x: Tensor, plan: SlotPlan) -> Tensor:
     """Outputs (R, ...) of all active seeds, in the memory layout of h."""
-    outputs = [_run(batch, h, plan) for batch in plan.batches]
-    if plan.blocks is not None:
+    if plan.samples_last and any(seeds.reads == "input" for seeds in (*(b.group for b in plan.batches), *plan.blocks)):
+        x = x.transpose(1, 2)
+    outputs = [_run(batch, h if batch.group.reads == "output" else x, plan) for batch in plan.batches]
+    if plan.blocks:
         assert plan.vector is not None
-        y = run_blocks(h, plan.vector if plan.learns else plan.vector.detach(), plan.blocks)
+        vector = plan.vector if plan.learns else plan.vector.detach()
+        y, *others = (run_blocks(h if own.reads == "output" else x, vector, own) for own in plan.blocks)
+        for other in others:
+            y = y + other
         for batch, own in zip(plan.batches, outputs, strict=True):
             y = y.index_add(0, batch.number, own.to(y.dtype))
         return y

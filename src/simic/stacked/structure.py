@@ -1,6 +1,7 @@
 """What N stacked hosts consist of: the segments of a host, its slots, and the seeds of all hosts in groups.
 
-Shapes: N hosts, S slots. A host is a Sequential of segments; slot s < S lies behind segment s:
+Shapes: N hosts, S slots. A host is a Sequential of segments; slot s < S belongs to segment s, and its seeds lie behind
+or beside that. With k seeds per slot, slots k s to k s + k - 1 belong to segment s, one behind the other:
 
     x -> segment 0 -> slot 0 -> segment 1 -> slot 1 -> ... -> last segment -> output
 
@@ -22,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import blueprints_for
+from simic.growth.blueprints import BLUEPRINTS, blueprints_for
 from simic.growth.isolation import preserved_rng
 from simic.growth.seed import new_gate, new_seed
-from simic.growth.slot_discovery import find_sites
+from simic.growth.slot_discovery import find_sites, with_seats
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.stacked.check import check_alike, check_blueprint, check_hosts, check_parameters, segments_of
@@ -47,6 +48,7 @@ class Structure:
         example_input: Tensor,
         rng_seeds: Sequence[int],
         *,
+        seeds_per_slot: int = 1,
         join_seeds: bool = True,
         device: torch.device | None = None,
     ) -> None:
@@ -62,18 +64,19 @@ class Structure:
             raise ValueError(f"slots must be the first segments of {names}, with at least one behind, got {slot_names}")
         check_parameters(self._template)
         self.segments, self._segment_names = list(segments.values()), names
-        self.sites = find_sites(self._template, list(slot_names), example_input)
-        if other := [site.name for site in self.sites if site.order is not None]:
+        sites = find_sites(self._template, list(slot_names), example_input)
+        self.sites, self.seeds_per_slot = with_seats(sites, seeds_per_slot), seeds_per_slot
+        if other := [site.name for site in sites if site.order is not None]:
             raise ValueError(f"slots of stacked hosts must put out (N, C), (N, L, C) or (N, C, *space); {other} do not")
         # A mix-up between hosts shows only where there are two of them.
         compared = hosts if len(hosts) > 1 else [*hosts, self._new_host(int(rng_seeds[0]) + 1)]
-        self.overwriting = check_hosts(compared, self.sites, example_input)
+        self.overwriting = check_hosts(compared, sites, example_input)
         """Segments that overwrite their input."""
         self.join_seeds = join_seeds
         self.reference = next(self._template.parameters()).detach().to(device)
         """A tensor with the dtype and device of all parameters."""
         self.hosts = StackedParameters.of_modules(hosts, self.reference)
-        self.blueprint_names = blueprints_for({site.shape.topology for site in self.sites})
+        self.blueprint_names = blueprints_for(site.shape for site in sites)
         for segment in self.segments:
             segment.to(self.reference.device)  # their buffers are shared by all hosts
         self.groups: dict[GroupKey, SeedGroup] = {}
@@ -102,6 +105,15 @@ class Structure:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
         return [part_of(self.hosts.by_name, name) for name in self._segment_names]
 
+    def segment_of(self, slot: int) -> int:
+        """The segment that a slot belongs to."""
+        return slot // self.seeds_per_slot
+
+    def slots_of(self, segment: int) -> range:
+        """The slots of a segment."""
+        first = segment * self.seeds_per_slot
+        return range(first, min(first + self.seeds_per_slot, len(self.sites)))
+
     # Seeds.
 
     def new_seed(self, slot: int, blueprint_index: int, entropy: tuple[int, ...]) -> nn.Module:
@@ -127,11 +139,11 @@ class Structure:
             group.hosts, group.parameters = np.append(group.hosts, hosts), group.parameters.append(rows)
             return
         slot, name = key
-        shape = self.sites[slot].shape
+        shape, reads = self.sites[slot].shape, "output" if name == GATE else BLUEPRINTS[name].reads
         narrow = name != GATE and shape.topology == "features" and shape.features <= MAX_FEATURES
         kind = two_layer(modules[0]) if narrow and self.join_seeds else None
         module = modules[0].to(self.reference.device)
-        self.groups[key] = SeedGroup(slot, name, module, np.array(hosts), rows, kind)
+        self.groups[key] = SeedGroup(slot, name, module, np.array(hosts), rows, reads, kind)
 
     def sync_with_slots(self, slot_state: SlotState) -> bool:
         """Drop seeds and gates that the slots no longer hold and add missing gates; whether groups changed."""
@@ -168,8 +180,7 @@ class Structure:
             groups=[group for (at, name), group in self.groups.items() if at == slot and name != GATE],
             gates=self.groups.get((slot, GATE)),
             vector=self._vectors.get(slot),
-            features=shape.features if shape.topology == "features" else None,
-            rank=shape.rank,
+            shape=shape,
             operator=self.operator[:, slot],
         )
 

@@ -1,7 +1,8 @@
-"""Seeds with one hidden layer, of any size and activation, run as one batched call per slot.
+"""Seeds with one hidden layer, of any size and activation, run as one batched call per slot and side.
 
-Shapes: R seeds, C features, B samples, K hidden units per block, P parameters of a seed. Activations are (R, C, B):
-samples last, so that every product runs over long rows.
+Shapes: R seeds, C features of the slot, D features of what is read (C behind a segment, those of its input beside it),
+B samples, K hidden units per block, P parameters of a seed. Activations are (R, C, B): samples last, so that every
+product runs over long rows.
 
 The hidden layers are cut into blocks of K units, the last one padded with zeros, and all blocks of all seeds run
 together. The output of a seed is the sum over its blocks. With K = 16 and three seeds of 4, 32 and 16 units, where the
@@ -31,7 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import GatedLinear
+from simic.growth.branch_layers import GatedLinear
+from simic.growth.slot_shape import Reads, SlotShape
 from simic.stacked.layers import is_customized
 
 BLOCK = 16
@@ -86,7 +88,9 @@ class Seeds(NamedTuple):
 class BlockPlan:
     """Where parameters go, and which blocks belong together."""
 
-    features: int
+    reads: Reads
+    features: int  # C
+    in_features: int  # D
     block: int  # K
     num_seeds: int
     num_hidden: int  # blocks, gates included
@@ -102,22 +106,29 @@ class BlockPlan:
     def sizes(self) -> list[int]:
         """Numbers in the buffer: weights and biases of the first layers, then of the second."""
         hidden, c, k = self.num_hidden, self.features, self.block
-        return [hidden * k * c, hidden * k, self.num_out * c * k, self.num_seeds * c]
+        return [hidden * k * self.in_features, hidden * k, self.num_out * c * k, self.num_seeds * c]
 
     def split(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The parts of a buffer: (hidden, K, C), (hidden, K, 1), (out, C, K), (R, C, 1)."""
+        """The parts of a buffer: (hidden, K, D), (hidden, K, 1), (out, C, K), (R, C, 1)."""
         first, first_bias, out, out_bias = buffer.split(self.sizes)
         c, k = self.features, self.block
-        return first.view(-1, k, c), first_bias.view(-1, k, 1), out.view(-1, c, k), out_bias.view(-1, c, 1)
+        return (
+            first.view(-1, k, self.in_features),
+            first_bias.view(-1, k, 1),
+            out.view(-1, c, k),
+            out_bias.view(-1, c, 1),
+        )
 
 
 def plan_blocks(
-    seeds: Sequence[Seeds], at: np.ndarray, features: int, num_parameters: int, device: torch.device
+    seeds: Sequence[Seeds], at: np.ndarray, shape: SlotShape, reads: Reads, num_parameters: int, device: torch.device
 ) -> BlockPlan:
     """Lay seeds out in blocks. `at` (R,) is each seed's row of the activation; the vector has `num_parameters`.
 
     Seeds of other kinds, which are numbered too, have no blocks: their outputs are zero.
     """
+    features, in_features = shape.features, shape.features if reads == "output" else shape.in_features
+    assert in_features is not None
     block = max(BLOCK, features)
     number, sizes = np.concatenate([own.number for own in seeds]), [len(own.rows) for own in seeds]
     counts = np.repeat([-(-own.kind.hidden // block) for own in seeds], sizes)
@@ -129,10 +140,12 @@ def plan_blocks(
     _, gated, gelu, end = np.searchsorted(activation[seed], [LINEAR, GATED, GELU, GELU + 1]).tolist()
     units = np.stack([number, first_block, len(seed) + first_block - gated], axis=1)
     owner = number[np.concatenate([seed, seed[gated:gelu]])]
-    places, chosen = _places(seeds, units, features, block, num_hidden=len(owner), num_out=len(seed))
+    places, chosen = _places(seeds, units, (features, in_features), block, num_hidden=len(owner), num_out=len(seed))
     whole = len(chosen) == num_parameters and bool((chosen == np.arange(num_parameters)).all())
     return BlockPlan(
+        reads=reads,
         features=features,
+        in_features=in_features,
         block=block,
         num_seeds=len(at),
         num_hidden=len(owner),
@@ -147,10 +160,17 @@ def plan_blocks(
 
 
 def _places(
-    seeds: Sequence[Seeds], units: np.ndarray, features: int, block: int, *, num_hidden: int, num_out: int
+    seeds: Sequence[Seeds],
+    units: np.ndarray,
+    features: tuple[int, int],
+    block: int,
+    *,
+    num_hidden: int,
+    num_out: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the buffer each parameter of these seeds goes, and where in the vector it is."""
-    sizes = np.array([block * features, block, features * block, features])  # of one unit of each part
+    """Where in the buffer each parameter of these seeds goes, and where in the vector it is; features are (C, D)."""
+    c, d = features
+    sizes = np.array([block * d, block, c * block, c])  # of one unit of each part
     bases = np.concatenate([[0], np.cumsum(sizes[:3] * [num_hidden, num_hidden, num_out])])
     places, chosen, start = [], [], 0
     for own in seeds:
@@ -164,23 +184,24 @@ def _places(
 
 @lru_cache(maxsize=1024)
 def _layout(
-    kind: TwoLayer, shapes: tuple[tuple[str, torch.Size], ...], features: int, block: int
+    kind: TwoLayer, shapes: tuple[tuple[str, torch.Size], ...], features: tuple[int, int], block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """For each parameter of a seed (P,): its part of the buffer, what it is counted by there, the block, the place.
 
     It is counted by the seed (0, the bias of the output), its first block (1) or its first gate (2).
     """
-    unit, feature = np.arange(kind.hidden), np.arange(features)
+    c, d = features
+    unit, feature = np.arange(kind.hidden), np.arange(c)
     chunk, inside = unit // block, unit % block
     tables = []
     for name, shape in shapes:
         layer, _, field = name.rpartition(".")
         if layer == kind.out and field == "bias":
-            own = (3, 0, np.zeros(features, dtype=np.int64), feature)
+            own = (3, 0, np.zeros(c, dtype=np.int64), feature)
         elif layer == kind.out:  # (C, hidden)
             own = (2, 1, np.broadcast_to(chunk, shape), feature[:, None] * block + inside)
-        elif field == "weight":  # (hidden, C)
-            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, features), inside[:, None] * features + feature)
+        elif field == "weight":  # (hidden, D)
+            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, d), inside[:, None] * d + np.arange(d))
         else:
             own = (1, 2 if layer == kind.gate else 1, chunk, inside)
         part, column, chunks, inner = own
@@ -191,7 +212,7 @@ def _layout(
 
 
 def run_blocks(h: Tensor, parameters: Tensor, plan: BlockPlan) -> Tensor:
-    """Outputs (R, C, B) of the seeds of a slot with activation h (N, C, B); `parameters` is their vector."""
+    """Outputs (R, C, B) of the seeds of a slot that read the activation h (N, D, B); `parameters` is their vector."""
     kind = h.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         h = h.to(torch.get_autocast_dtype(kind))
@@ -244,7 +265,7 @@ class _Blocks(torch.autograd.Function):
             )
         grad_h = grad_parameters = None
         if ctx.needs_input_grad[0]:
-            grad_h = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
+            grad_h = grad.new_zeros(ctx.num_rows, *x.shape[1:])
             grad_h.index_add_(0, plan.source, torch.bmm(first.transpose(1, 2), grad_hidden))
         if ctx.needs_input_grad[1]:
             parts = (
