@@ -11,7 +11,7 @@ from torch import nn
 from simic import Action, GrowableModel, GrowthScheduler, ScriptedController
 from simic.cli import main
 from simic.config import PRESETS, read_config
-from simic.control.learned import LearnedController
+from simic.control.learned import LearnedController, make_network
 from simic.lifecycle.stages import Stage
 from simic.settings import override
 from simic.storage.checkpoint import find_checkpoint
@@ -44,6 +44,8 @@ def test_recorded_episodes():
     rollouts = load_episodes(FILES, 24)
     assert [rollout.shape for rollout in rollouts] == [(6, 2)] * 2
     assert [int(rollout.action.sum()) for rollout in rollouts] == [30, 25]
+    sizes = {part: values.shape[-1] for part, values in rollouts[0].observation.items()}
+    assert sizes == make_network().sizes, "features that came later are zero"
 
 
 def test_settings():

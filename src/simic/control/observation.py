@@ -27,6 +27,7 @@ import numpy as np
 
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
+from simic.growth.blueprints import BLUEPRINTS
 from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import INCUBATIONS, Stage
@@ -44,13 +45,16 @@ KINDS = ("mixes_space", "mixes_channels", "normalises", "attends", "gated", "lin
 BLUEPRINT_KINDS: dict[str, tuple[str, ...]] = {
     "norm": ("normalises",),
     "low_rank": ("mixes_channels", "linear"),
-    **dict.fromkeys(("mlp_small", "mlp", "mlp_large", "pointwise"), ("mixes_channels",)),
+    **dict.fromkeys(
+        ("mlp_small", "mlp", "mlp_large", "pointwise", "widen_small", "widen", "widen_large", "widen_pointwise"),
+        ("mixes_channels",),
+    ),
     **dict.fromkeys(("glu", "squeeze_excite"), ("mixes_channels", "gated")),
     **dict.fromkeys(
         ("causal_conv", "depthwise", "bottleneck", "conv", "conv_double"),
         ("mixes_space", "mixes_channels", "normalises"),
     ),
-    "attention": ("mixes_space", "mixes_channels", "normalises", "attends"),
+    **dict.fromkeys(("attention", "widen_attention"), ("mixes_space", "mixes_channels", "normalises", "attends")),
 }
 """Kinds by blueprint name; a blueprint that is not listed has none."""
 
@@ -219,6 +223,16 @@ def _fitting_kinds(facts: Facts) -> np.ndarray:
     return (facts.blueprint_parameters >= 0)[..., None] & _kinds(facts.blueprint_names)
 
 
+def _fitting_readers(facts: Facts) -> np.ndarray:
+    reads = [name in BLUEPRINTS and BLUEPRINTS[name].reads == "input" for name in facts.blueprint_names]
+    return (facts.blueprint_parameters >= 0) & np.array(reads, dtype=bool)
+
+
+def _seat(view: _View) -> np.ndarray:
+    per_slot = view.facts.lifecycle.seeds_per_slot
+    return np.arange(view.live.shape[1]) % per_slot / per_slot
+
+
 def _size_rank(facts: Facts) -> np.ndarray:
     size, fits = facts.blueprint_parameters, facts.blueprint_parameters >= 0
     smaller = ((size[:, None, :] < size[:, :, None]) & fits[:, None, :]).sum(2)  # 0 for -1, which does not fit
@@ -269,6 +283,7 @@ BLUEPRINT_FEATURES = Table(
     Feature("size", "log2(1 + its / host's)", lambda f: _doublings(f.blueprint_parameters, f.host_parameters[0]), 1),
     Feature("size_rank", "share of the others that fit which are smaller", _size_rank),
     Feature("kind", "what it does, looked up by name", _fitting_kinds, None, KINDS),
+    Feature("reads_input", "it grows beside the slot's submodule, not behind it", _fitting_readers),
 )
 
 SLOT_FEATURES = Table(
@@ -303,6 +318,7 @@ SLOT_FEATURES = Table(
     Feature("acted_on", "the last action was in this slot", _acted_on),
     Feature("legal", "operations that are legal here", lambda v: v.legal.transpose(0, 2, 1), None, _OP_NAMES),
     Feature("blueprint", "the blueprint of its seed", _seed_blueprint, None, BLUEPRINT_FEATURES.names),
+    Feature("seat", "share of the seeds of its submodule that come before it", _seat),
 )
 # fmt: on
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from simic.policy.config import PolicyConfig
 from simic.policy.normalization import RunningMoments
 from simic.policy.registry import POLICIES
+from simic.policy.upgrade import NEW_SIZES, add_features, has_old_features
 from simic.storage.bundle import BundleError
 
-FORMAT, VERSION = "simic-agent", 1
+FORMAT, VERSION = "simic-agent", 2
 ABOUT = ("network", "heads", "sizes", "policy", "gamma")
 """Keys of the agent's description."""
 LEARNING = ("optimizer", "generator", "counts")
@@ -45,7 +46,7 @@ def check_format(state: Any) -> dict[str, Any]:
     if not isinstance(found, str) or found != FORMAT:
         raise BundleError(f"not a saved agent: its format is {shown(found)}, not {FORMAT!r}")
     version = state.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         newer = type(version) is int and version > VERSION
         remedy = "use a newer simic" if newer else "train it again"
         raise BundleError(f"the agent has format version {shown(version)}, this simic reads {VERSION}; {remedy}")
@@ -61,22 +62,25 @@ def check_format(state: Any) -> dict[str, Any]:
     gamma = state["about"]["gamma"]
     if type(gamma) not in (int, float) or not 0 <= gamma <= 1:
         raise BundleError(f"the agent's gamma must be a number from 0 to 1, got {shown(gamma)}")
-    return state | {"about": upgrade_about(state["about"])}
+    state = state if version == VERSION else add_features(state)
+    return state | {"about": upgrade_about(state["about"]), "version": VERSION}
 
 
 def upgrade_about(about: dict[str, Any]) -> dict[str, Any]:
-    """Agents saved before policies had names have the only network there was."""
+    """Agents saved before policies had names have the only network there was; features are those of this version."""
     policy = about.get("policy")
-    return about | {"policy": {"network": "factored"} | policy} if isinstance(policy, dict) else about
+    about = about | {"policy": {"network": "factored"} | policy} if isinstance(policy, dict) else about
+    return about | {"sizes": NEW_SIZES} if has_old_features(about) else about
 
 
-def check_agent_state(state: Any, about: dict[str, Any]) -> None:
-    """Raise unless `state` is a saved agent with the description `about`; names both values of a difference."""
+def check_agent_state(state: Any, about: dict[str, Any]) -> dict[str, Any]:
+    """A saved agent's state, upgraded; refused unless its description is `about`, with both values of a difference."""
     state = check_format(state)
     for name, own in about.items():
         saved = state["about"].get(name)
         if saved != own:
             raise BundleError(f"the saved agent has {name} = {saved}, this one {own}; build both from the same config")
+    return state
 
 
 def check_can_learn(state: dict[str, Any]) -> None:

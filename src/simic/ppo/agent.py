@@ -282,7 +282,7 @@ class PPOAgent:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load another agent's state; one that does not fit is refused before anything changes."""
-        check_agent_state(state, self.about())
+        state = check_agent_state(state, self.about())
         check_can_learn(state)
         check_tensors(state["network"], self.plain.state_dict())
         check_scales(state)

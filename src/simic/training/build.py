@@ -131,7 +131,7 @@ def start_from(agent: PPOAgent, path: Path, *, say: Callable[[str], None] = prin
     about = agent.about()
     gamma = about.pop("gamma")
     with naming(path):
-        check_agent_state(saved, about)
+        saved = check_agent_state(saved, about)
     theirs = saved["about"].get("gamma")
     kept = {name: own[name] for name in LEARNING}
     if theirs != gamma:
