@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 from simic import GrowableModel
 from simic.scheduler.model_governor import ModelGovernor
 
+Grown = Literal["nothing", "behind", "beside"]
 SLOTS = ("stem", "block1", "block2")
 WIDTH_EMPTY, WIDTH_GROWN = 60, 27  # both networks then have about 100,000 parameters
 BATCH, IMAGE = 32, 16
@@ -42,20 +45,37 @@ class Residual(nn.Sequential):
         )
 
 
-class Plain(nn.Module):
-    """The network by hand, with or without its three residual parts."""
+class Beside(nn.Sequential):
+    """What the blueprint `widen` adds, as one would write it by hand."""
 
-    def __init__(self, width: int, grown: bool) -> None:
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(
+            nn.Conv2d(channels, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(1, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
+
+
+class Plain(nn.Module):
+    """The network by hand: without more, with three residual parts behind its blocks, or with three beside them."""
+
+    def __init__(self, width: int, grown: Grown = "nothing") -> None:
         super().__init__()
-        self.stem, self.block1, self.block2 = Block(3, width, 1), Block(width, width, 2), Block(width, 2 * width, 2)
+        sizes = [(3, width, 1), (width, width, 2), (width, 2 * width, 2)]
+        self.stem, self.block1, self.block2 = (Block(*size) for size in sizes)
         self.head = nn.Linear(2 * width, 10)
-        self.grown = nn.ModuleList([Residual(width), Residual(width), Residual(2 * width)]) if grown else None
+        self.behind = nn.ModuleList([Residual(size[1]) for size in sizes]) if grown == "behind" else None
+        self.beside = nn.ModuleList([Beside(*size) for size in sizes]) if grown == "beside" else None
 
     def forward(self, x: Tensor) -> Tensor:
         for index, segment in enumerate((self.stem, self.block1, self.block2)):
-            x = segment(x)
-            if self.grown is not None:
-                x = x + self.grown[index](x)
+            h = segment(x)
+            if self.behind is not None:
+                h = h + self.behind[index](h)
+            if self.beside is not None:
+                h = h + self.beside[index](x)
+            x = h
         return self.head(x.mean((2, 3)))
 
 
@@ -124,11 +144,11 @@ def small_mlp() -> GrowableModel:
     return GrowableModel(host, example_input=torch.zeros(1, 64))
 
 
-def growable(width: int, planted: bool) -> GrowableModel:
+def growable(width: int, grown: Grown = "nothing") -> GrowableModel:
     """The host with three slots, empty or each holding a fossil."""
-    model = GrowableModel(Plain(width, grown=False), SLOTS, example_input=torch.randn(2, 3, IMAGE, IMAGE))
-    for slot in SLOTS if planted else ():
-        model.plant(slot, "conv_double")
+    model = GrowableModel(Plain(width), SLOTS, example_input=torch.randn(2, 3, IMAGE, IMAGE))
+    for slot in SLOTS if grown != "nothing" else ():
+        model.plant(slot, "conv_double" if grown == "behind" else "widen")
     return model
 
 
@@ -137,26 +157,23 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     result = {}
-    for key, width, grown in (
-        ("empty_slots_ratio", WIDTH_EMPTY, False),
-        ("three_fossils_ratio", WIDTH_GROWN, True),
-    ):
-        ours, by_hand = growable(width, planted=grown), Plain(width, grown=grown)
-        ours_count, plain_count = (sum(p.numel() for p in model.parameters()) for model in (ours, by_hand))
-        assert ours_count == plain_count, f"not the same network: {ours_count} and {plain_count} parameters"
-        result[key] = round(
-            ratio(
-                lambda width=width, grown=grown: growable(width, planted=grown),
-                lambda width=width, grown=grown: Plain(width, grown=grown),
-            ),
-            4,
+    cases: tuple[tuple[str, int, Grown], ...] = (
+        ("empty_slots_ratio", WIDTH_EMPTY, "nothing"),
+        ("three_fossils_ratio", WIDTH_GROWN, "behind"),
+        ("beside_fossil_ratio", WIDTH_GROWN, "beside"),
+    )
+    for key, width, grown in cases:
+        ours_count, plain_count = (
+            sum(p.numel() for p in make(width, grown).parameters()) for make in (growable, Plain)
         )
+        assert ours_count == plain_count, f"not the same network: {ours_count} and {plain_count} parameters"
+        result[key] = round(ratio(partial(growable, width, grown), partial(Plain, width, grown)), 4)
         print(f"{key}: {result[key]} ({plain_count:,} parameters)")
     # As many batches as in the README's example (1,000 samples) and in examples/resnet.py.
     shares = {
         "small MLP": governor_share(small_mlp, (50, 64), 20),
         "convolutional host, 100,000 parameters": governor_share(
-            lambda: growable(WIDTH_EMPTY, planted=False), (50, 3, IMAGE, IMAGE), 20
+            lambda: growable(WIDTH_EMPTY), (50, 3, IMAGE, IMAGE), 20
         ),
     }
     for name, share in shares.items():

@@ -36,10 +36,11 @@ def first_output(model, arguments) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.logits
 
 
+@pytest.mark.parametrize(("behind_or_beside", "other"), [("low_rank", "widen"), ("widen", "norm")])
 @EVERY_EXAMPLE
 @pytest.mark.filterwarnings("ignore:export leaves out:UserWarning")  # the second seed, by design
-def test_a_seed_lives_its_whole_life(name, capsys):
-    """In six host epochs, by a fixed schedule: germinated, blended in, held, fossilised."""
+def test_a_seed_lives_its_whole_life(name, behind_or_beside, other, capsys, tmp_path):
+    """In six host epochs, by a fixed schedule: germinated, blended in, held, fossilised; behind and beside a block."""
     first, second = {
         "sequential": ("0", "2"),
         "resnet": ("resnet.encoder.stages.0", "resnet.encoder.stages.1"),
@@ -47,21 +48,46 @@ def test_a_seed_lives_its_whole_life(name, capsys):
     }[name]
     schedule = ScriptedController(
         {
-            0: Action("germinate", first, "low_rank", tempo=3),
-            1: Action("germinate", second, "norm", tempo=8),
+            0: Action("germinate", first, behind_or_beside, tempo=3),
+            1: Action("germinate", second, other, tempo=8),
             3: Action("advance", first),
             4: Action("fossilize", first),
         }
     )
     model = load_example(name).main(host_epochs=6, controller=schedule)
     fossil, growing = (report for report in model.growth() if report.blueprint)
-    assert (fossil.slot, fossil.stage, fossil.blueprint, fossil.alpha) == (first, Stage.FOSSILIZED, "low_rank", 1.0)
+    assert (fossil.slot, fossil.stage, fossil.alpha) == (first, Stage.FOSSILIZED, 1.0)
+    assert fossil.blueprint == behind_or_beside
     assert (growing.slot, growing.stage, growing.alpha) == (second, Stage.BLENDING, 5 / 8)
     assert torch.isfinite(torch.tensor([fossil.contribution, growing.contribution])).all()
     assert all(parameter.count_nonzero() for parameter in model.seed(first).parameters())  # it learned
     printed = capsys.readouterr().out
     assert "fossilized" in printed
     assert "without growth" in printed
+    check_export(model, ARGUMENTS[name], tmp_path)
+
+
+def check_export(model, arguments, directory: Path) -> None:
+    """The exported network has the same outputs, also in a process without simic."""
+    plain = model.export()
+    for report in model.growth():
+        if report.stage in (Stage.BLENDING, Stage.HOLDING):
+            model.seed(report.slot).override = 0.0
+    expected = first_output(model.eval(), arguments)
+    torch.testing.assert_close(first_output(plain, arguments), expected, rtol=1e-4, atol=1e-5)
+    torch.save(plain, directory / "plain.pt")
+    torch.save({"arguments": arguments, "expected": expected}, directory / "case.pt")
+    script = (
+        "import sys, torch\n"
+        "sys.modules['simic'] = None  # any import of it fails\n"
+        f"plain = torch.load({str(directory / 'plain.pt')!r}, weights_only=False)\n"
+        f"case = torch.load({str(directory / 'case.pt')!r})\n"
+        "output = plain(**case['arguments'])\n"
+        "output = output if isinstance(output, torch.Tensor) else output.logits\n"
+        "torch.testing.assert_close(output, case['expected'], rtol=1e-4, atol=1e-5)\n"
+        "assert not [name for name in sys.modules if name.startswith('simic.')]\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], check=True, timeout=300)
 
 
 @EVERY_EXAMPLE
@@ -71,27 +97,7 @@ def test_the_rule_of_thumb_finds_a_seed_worth_keeping(name, tmp_path):
     rule = HeuristicConfig(patience=1, min_improvement=0.5, holding_decisions=1, min_contribution=-1.0, tempo=3)
     model = load_example(name).main(host_epochs=9, controller=HeuristicController(rule))
     assert Stage.FOSSILIZED in [report.stage for report in model.growth()]
-
-    plain, arguments = model.export(), ARGUMENTS[name]
-    live = [report.slot for report in model.growth() if report.stage in (Stage.BLENDING, Stage.HOLDING)]
-    for slot in live:
-        model.seed(slot).override = 0.0
-    expected = first_output(model.eval(), arguments)
-    torch.testing.assert_close(first_output(plain, arguments), expected, rtol=1e-4, atol=1e-5)
-
-    torch.save(plain, tmp_path / "plain.pt")
-    torch.save({"arguments": arguments, "expected": expected}, tmp_path / "case.pt")
-    script = (
-        "import sys, torch\n"
-        "sys.modules['simic'] = None  # any import of it fails\n"
-        f"plain = torch.load({str(tmp_path / 'plain.pt')!r}, weights_only=False)\n"
-        f"case = torch.load({str(tmp_path / 'case.pt')!r})\n"
-        "output = plain(**case['arguments'])\n"
-        "output = output if isinstance(output, torch.Tensor) else output.logits\n"
-        "torch.testing.assert_close(output, case['expected'], rtol=1e-4, atol=1e-5)\n"
-        "assert not [name for name in sys.modules if name.startswith('simic.')]\n"
-    )
-    subprocess.run([sys.executable, "-I", "-c", script], check=True, timeout=300)
+    check_export(model, ARGUMENTS[name], tmp_path)
 
 
 @EVERY_EXAMPLE

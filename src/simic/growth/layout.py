@@ -132,8 +132,14 @@ class LayoutFinder:
         return Layout(batch, features)
 
     def known_features(self, tensor: Tensor) -> set[int]:
-        """Feature dimensions of a tensor according to the layers that touch it."""
-        return self._features_by_layer.get(id(tensor), set())
+        """Feature dimensions of a tensor by the layers that touch it, else by the layout of the output that it is."""
+        if known := self._features_by_layer.get(id(tensor)):
+            return known
+        source = next((made for made in self.calls if made.tensor is tensor), None)
+        try:
+            return set() if source is None else {self.layout(source.name, tensor).features}
+        except UnknownLayoutError:
+            return set()
 
     def batch(self, name: str, tensor: Tensor) -> int:
         """The batch dimension of a submodule's output, or UnknownLayoutError."""
