@@ -107,7 +107,7 @@ def test_other_settings_use_no_part_of_these(tiny_comparison_task, tmp_path, gro
     compare("wait", out=tmp_path / "out")
     assert parts() == 1
     changes: dict[str, Any]
-    for changes in ({"horizon": 3}, {"rng_seeds": [0, 1]}, {"incubation": "shadow"}):
+    for changes in ({"horizon": 3}, {"rng_seeds": [0, 1]}, {"incubation": "shadow"}, {"seeds_per_slot": 2}):
         before = parts()
         compare("wait", out=tmp_path / "out", **changes)
         assert parts() == before + 1

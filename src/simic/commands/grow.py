@@ -25,6 +25,8 @@ class GrowCommand:
     """A controller by name, or the path of a controller or plan."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
+    seeds_per_slot: int = LifecycleConfig.seeds_per_slot
+    """Seeds that a slot may hold, one after the other."""
     host_epochs: int = 40
     """Passes over the host's training data, with one decision after each."""
     rng_seed: int = 0
@@ -44,6 +46,7 @@ class GrowCommand:
             raise ValueError(f"--host-epochs must be at least 1, got {self.host_epochs}")
         if self.rng_seed < 0:
             raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")
+        lifecycle = LifecycleConfig(incubation=self.incubation, seeds_per_slot=self.seeds_per_slot)
         if self.out is not None:
             check_output_file(self.out)
         _check_task(self.task, self.data_dir)
@@ -53,7 +56,7 @@ class GrowCommand:
         print_growing(
             task_name=self.task,
             controller=self.controller,
-            incubation=self.incubation,
+            lifecycle=lifecycle,
             host_epochs=self.host_epochs,
             rng_seed=self.rng_seed,
             data_dir=self.data_dir,

@@ -235,5 +235,6 @@ def comparison(config: RunConfig, controllers: Sequence[str]) -> EvaluationConfi
         num_tasks=4,
         horizon=config.episode.horizon,
         incubation=config.lifecycle.incubation,
+        seeds_per_slot=config.lifecycle.seeds_per_slot,
         data_dir=config.data_dir,
     )

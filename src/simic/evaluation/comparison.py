@@ -28,7 +28,6 @@ from simic.evaluation.groups import Groups
 from simic.evaluation.output import FORMAT, MAIN_FIGURE, ResultCache
 from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
-from simic.lifecycle.stages import LifecycleConfig
 from simic.plugins import plugin_files
 from simic.rewards.score import RENT_WEIGHT
 from simic.tasks.registry import FAMILIES, TASKS
@@ -55,7 +54,7 @@ class ComparisonRun:
         self.settings = Settings(
             rng_seeds=config.rng_seeds,
             episode=EpisodeConfig(horizon=config.horizon),
-            lifecycle=LifecycleConfig(incubation=config.incubation),
+            lifecycle=config.lifecycle,
             governor=GovernorConfig(),
             greedy=not config.sample,
         )
@@ -167,6 +166,7 @@ class ComparisonRun:
                 "num_tasks": config.num_tasks,
                 "horizon": config.horizon,
                 "incubation": config.incubation,
+                "seeds_per_slot": config.seeds_per_slot,
                 "sample": config.sample,
                 "rent_weight": RENT_WEIGHT,
             },

@@ -30,6 +30,8 @@ class EvaluationConfig:
     """Decisions per episode."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
+    seeds_per_slot: int = LifecycleConfig.seeds_per_slot
+    """Seeds that a slot may hold, one after the other."""
     ablations: bool = False
     """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide,
     replay and shuffled."""
@@ -48,8 +50,14 @@ class EvaluationConfig:
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
         EpisodeConfig(horizon=self.horizon)
+        _ = self.lifecycle
         if self.candidates and len(self.rng_seeds) * len(self.named_tasks) == 1:
             raise ValueError("one host gives no confidence interval: give at least 2 rng seeds, or 2 tasks")
+
+    @property
+    def lifecycle(self) -> LifecycleConfig:
+        """The lifecycle of seeds."""
+        return LifecycleConfig(incubation=self.incubation, seeds_per_slot=self.seeds_per_slot)
 
     @cached_property
     def lineup(self) -> Lineup:
@@ -78,6 +86,8 @@ class EvaluationConfig:
         words += [f"--num-tasks {self.num_tasks}", f"--rng-seeds {count}", f"--horizon {self.horizon}"]
         words += [f"--first-rng-seed {first}"] * (first > 0)
         words += [f"--incubation {self.incubation}"] * (self.incubation != LifecycleConfig.incubation)
+        per_slot = self.seeds_per_slot
+        words += [f"--seeds-per-slot {per_slot}"] * (per_slot != LifecycleConfig.seeds_per_slot)
         words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
         words += [f"--plugin {name}" for name in loaded_plugins()]
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample

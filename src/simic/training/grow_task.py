@@ -19,7 +19,7 @@ from simic.growth.export import export_plain
 from simic.growth.isolation import preserved_rng
 from simic.growth.model import GrowableModel
 from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
-from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.lifecycle.stages import LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.storage.files import write_file
 from simic.tasks.registry import make_task
@@ -120,7 +120,7 @@ def print_growing(
     *,
     task_name: str,
     controller: str,
-    incubation: Incubation,
+    lifecycle: LifecycleConfig,
     host_epochs: int,
     rng_seed: int,
     data_dir: Path | None,
@@ -130,7 +130,7 @@ def print_growing(
     """Train a host without growth, then the same host with growth; print every seed's stages and both results."""
     task = load_task(task_name, data_dir)
     make_controller(controller)  # a file that does not fit is refused before the first training
-    lifecycle, progress = LifecycleConfig(incubation=incubation), Progress(quiet=quiet)
+    progress = Progress(quiet=quiet)
 
     def train(decider: str, label: str, show: Callable[[Decision], None]) -> Grown:
         def on_decision(decision: Decision) -> None:
