@@ -78,7 +78,7 @@ def test_where_nothing_is_recorded_the_message_says_how(tmp_path):
     [
         ({"format": "simic-agent"}, "holds no episodes"),
         ([1, 2], "holds no episodes"),
-        ({"format": "simic-episodes", "version": 9}, "has episodes of version 9, this simic reads 1"),
+        ({"format": "simic-episodes", "version": 9}, "has episodes of version 9, this simic reads 2"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path, content, message):
