@@ -30,12 +30,14 @@ from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.check import check_figure
 from simic.stacked.config import HostsConfig
 from simic.stacked.figures import Figure, stacked_figure
+from simic.stacked.host_tapes import HostTapes
 from simic.stacked.layers import compile_run, run_segments, run_stacked
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
 from simic.stacked.precision import LossScale, autocast
 from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
 from simic.stacked.structure import Structure
+from simic.tasks.task import mean_cross_entropy
 
 Kept = dict[int, Tensor]
 """Activations (M, B, ...) before the seeds of some slots."""
@@ -100,6 +102,9 @@ class StackedHosts:
         self._run_segment = compile_run() if self.config.compile else run_stacked
         self._figures_checked = False
         self._chunks: list[_Chunk] | None = None
+        self._tapes, self._planned = HostTapes(self.structure), b""
+        self.use_tapes = self.config == HostsConfig() and self.device.type == "cpu" and self._tapes.knows_hosts
+        """Whether passes run without autograd where they can (see `tape`); results are the same."""
         self._new_optimizer = True
         self.sync_with_slots()
 
@@ -175,7 +180,13 @@ class StackedHosts:
     def sync_with_slots(self) -> None:
         """Bring groups in line with `slot_state`; call it after changing that. Optimizer and plans follow on use."""
         self._new_optimizer |= self.structure.sync_with_slots(self.slot_state)
-        self._chunks = None
+        state = self.slot_state
+        measured = to_measure(state)
+        arrays = (state.alpha, state.alpha_target, state.stage, self.structure.operator, measured)
+        planned = b"".join(array.tobytes() for array in arrays)
+        if self._new_optimizer or planned != self._planned:
+            self._chunks, self._planned = None, planned
+            self._tapes.clear()
 
     def _prepare(self) -> list[_Chunk]:
         """The hosts in chunks, after bringing optimizer and plans in line with the groups."""
@@ -186,6 +197,7 @@ class StackedHosts:
             self._optimizer = self.structure.new_optimizer(self.optimizer_config)
             self._segment_parameters = self.structure.segment_parameters()
             self._new_optimizer = False
+            self._seeds_known = self._tapes.knows_seeds()
         learning = [self._learning(group) for group in self.structure.ordered]
         learning = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
         self._learning_rows = None if learning.all() else torch.from_numpy(learning).to(self.hosts.rows)
@@ -194,6 +206,7 @@ class StackedHosts:
             hosts = np.arange(start, min(start + self.hosts_at_once, self.num_hosts))
             plan = self._plan(hosts, self.slot_state.alpha)
             self._chunks.append(_Chunk(hosts, slice(start, start + len(hosts)), plan))
+        self._on_tape = self.use_tapes and self._seeds_known and len(self._chunks) == 1
         return self._chunks
 
     def _learning(self, group: SeedGroup) -> np.ndarray:
@@ -223,10 +236,9 @@ class StackedHosts:
         for slot in range(len(self.sites)):
             learns = learning is None or slot in learning
             own = hosts if slot >= start else hosts[:0]
+            learns_straight = straight[own, slot] & learns
             seeds = self.structure.seeds_of(slot)
-            plans.append(
-                plan_slot(seeds, own, alpha[:, slot], straight[:, slot] & learns, self.hosts.rows, learns=learns)
-            )
+            plans.append(plan_slot(seeds, own, alpha[own, slot], learns_straight, self.hosts.rows, learns=learns))
         return plans
 
     def run(
@@ -287,16 +299,32 @@ class StackedHosts:
 
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One optimizer step of every host on its batch (N, B, ...) with its learning rate (N,); the losses (N,)."""
+        chunks = self._prepare()
+        losses = gradient = None
+        if not self._trains_on_tape(x, y):
+            losses, gradient = self._differentiate(chunks, x, y)
+        with torch.inference_mode():
+            if losses is None or gradient is None:
+                losses, gradient = self._tapes.differentiate(x, y, chunks[0].plan, self._optimizer.padded)
+            self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
+        self._steps += 1
+        return losses
+
+    def _trains_on_tape(self, x: Tensor, y: Tensor) -> bool:
+        """A tape knows no incubation, no other loss than cross entropy, and no targets to ignore."""
+        incubates = self.lifecycle.incubation != "direct" and (self.slot_state.stage == Stage.TRAINING).any()
+        plain = self._on_tape and self.loss is mean_cross_entropy and not incubates
+        return plain and x.is_floating_point() and y.dim() == 2 and int(y.min()) >= 0
+
+    def _differentiate(self, chunks: Sequence[_Chunk], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses (N,), and the gradient of their sum with respect to all parameters, by autograd."""
         losses, gradient = [], None
-        for chunk in self._prepare():
+        for chunk in chunks:
             own, total = self._training_loss(chunk, x[chunk.rows], y[chunk.rows])
             losses.append(own)
             gradient = self._optimizer.gradient(total, gradient)
         assert gradient is not None
-        with torch.no_grad():
-            self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
-        self._steps += 1
-        return torch.cat(losses) if len(losses) > 1 else losses[0]
+        return torch.cat(losses) if len(losses) > 1 else losses[0], gradient
 
     def _training_loss(self, chunk: _Chunk, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of every host, and the sum to differentiate.
@@ -336,10 +364,12 @@ class StackedHosts:
 
         A seed that is blended in is switched off; one in training is switched on at its alpha target.
         """
-        state, measured = self.slot_state, to_measure(self.slot_state)
+        state, measured, chunks = self.slot_state, to_measure(self.slot_state), self._prepare()
+        if self._on_tape:
+            return self._evaluate_on_tape(x, y, measured)
         switched = self.hosts.rows.new_full(state.stage.shape, math.nan)
         figures = []
-        for chunk in self._prepare():
+        for chunk in chunks:
             own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
             figures.append(self._judge(out, own_y))
@@ -355,6 +385,16 @@ class StackedHosts:
                 switched[self.index(chunk.hosts[rows]), slot] = self.metrics(out, targets).to(switched.dtype)
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched
+
+    @torch.inference_mode()
+    def _evaluate_on_tape(self, x: Tensor, y: Tensor, measured: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        out, hosts = self._tapes.evaluate(x, self.slot_state, measured, self._optimizer.padded)
+        losses, metrics = self._judge(out[: self.num_hosts], y)
+        switched = self.hosts.rows.new_full(measured.T.shape, math.nan)
+        if measured.any():
+            others = self.metrics(out[self.num_hosts :], y[hosts[self.num_hosts :]])
+            switched[torch.from_numpy(measured.T)] = others.to(switched.dtype)
+        return losses, metrics, switched.T
 
     def _judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and metric of every host; the first call checks on two hosts that both functions can run stacked."""

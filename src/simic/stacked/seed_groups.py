@@ -18,7 +18,7 @@ Seeds are sorted by their blend operator, so that each operator works on a range
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,50 +96,56 @@ class SlotSeeds(NamedTuple):
 def plan_slot(
     slot: SlotSeeds, hosts: np.ndarray, alpha: np.ndarray, straight: np.ndarray, like: Tensor, *, learns: bool
 ) -> SlotPlan:
-    """Plan a slot for a pass of `hosts` (M,), given the alpha (N,) of every host.
+    """Plan a slot for a pass of `hosts` (M,), which may name a host several times, with an alpha (M,) for each.
 
-    Seeds are active where alpha > 0, and where `straight` (N,) says that they learn straight-through. Numbers become
+    Seeds are active where alpha > 0, and where `straight` (M,) says that they learn straight-through. Numbers become
     tensors with the dtype and device of `like`.
     """
     device = like.device
-    row_of_host = np.full(len(alpha), -1)
-    row_of_host[hosts] = np.arange(len(hosts))
-    owners = hosts[(alpha[hosts] > 0) & _is_member(slot.groups, len(alpha))[hosts]]
-    owners = owners[np.argsort(slot.operator[owners], kind="stable")]
-    number_of_host = np.full(len(alpha), -1)
-    number_of_host[owners] = np.arange(len(owners))
+    group_of, row_of = _membership(slot.groups, hosts, len(slot.operator))
+    at = np.flatnonzero((alpha > 0) & (group_of >= 0))
+    at = at[np.argsort(slot.operator[hosts[at]], kind="stable")]
     in_blocks, batches, numbers = list[Seeds](), list[Batch](), list[np.ndarray]()
-    for group in slot.groups:
-        if not (rows := np.flatnonzero(number_of_host[group.hosts] >= 0)).size:
+    for index, group in enumerate(slot.groups):
+        if not (number := np.flatnonzero(group_of[at] == index)).size:
             continue
-        number = number_of_host[group.hosts[rows]]
+        number = number[np.argsort(row_of[at[number]], kind="stable")]
+        rows = row_of[at[number]]
         if group.two_layer is not None:
             in_blocks.append(Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number))
         else:
-            batches.append(_batch(group, rows, number, row_of_host, device))
+            batches.append(_batch(group, rows, at[number], number, device))
             numbers.append(number)
-    at, (multiply, gate) = row_of_host[owners], np.searchsorted(slot.operator[owners], (1, 2)).tolist()
+    multiply, gate = np.searchsorted(slot.operator[hosts[at]], (1, 2)).tolist()
     blending = Blending(
         at=torch.from_numpy(at).to(device),
-        alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.rank),
+        alpha=torch.from_numpy(alpha[at]).to(like).view(-1, *[1] * slot.rank),
         multiply=slice(multiply, gate),
-        gate=slice(gate, len(owners)),
+        gate=slice(gate, len(at)),
     )
     return SlotPlan(
         samples_last=slot.features is not None,
         learns=learns,
-        blending=blending if len(owners) else None,
+        blending=blending if len(at) else None,
         blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
         vector=slot.vector,
         batches=batches,
         order=None if in_blocks else _order(numbers, device),
-        gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
+        gates=_plan_gates(slot, hosts, at[gate:], device) if gate < len(at) else None,
         straight=[
-            _batch(group, rows, rows, row_of_host, device)
-            for group in slot.groups
-            if (rows := np.flatnonzero((row_of_host[group.hosts] >= 0) & straight[group.hosts])).size
+            _batch(group, row_of[own], own, own, device)
+            for index, group in enumerate(slot.groups)
+            if (own := np.flatnonzero(straight & (group_of == index))).size
         ],
     )
+
+
+def _membership(groups: Sequence[SeedGroup], hosts: np.ndarray, num_hosts: int) -> tuple[np.ndarray, np.ndarray]:
+    """The group of each host's seed, -1 for none, and its row there (M,)."""
+    group_of, row_of = np.full(num_hosts, -1), np.zeros(num_hosts, dtype=np.int64)
+    for index, group in enumerate(groups):
+        group_of[group.hosts], row_of[group.hosts] = index, np.arange(len(group.hosts))
+    return group_of[hosts], row_of[hosts]
 
 
 def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device: torch.device) -> BlockPlan:
@@ -148,30 +154,18 @@ def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device
     return plan_blocks(seeds, at, slot.features, slot.vector.numel(), device)
 
 
-def _plan_gates(slot: SlotSeeds, owners: np.ndarray, row_of_host: np.ndarray, device: torch.device) -> Batch:
+def _plan_gates(slot: SlotSeeds, hosts: np.ndarray, at: np.ndarray, device: torch.device) -> Batch:
     assert slot.gates is not None
-    row_of_gate = np.empty(len(row_of_host), dtype=np.int64)
-    row_of_gate[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
-    rows = row_of_gate[owners]
-    return _batch(slot.gates, rows, rows, row_of_host, device)
+    _, row_of = _membership([slot.gates], hosts, len(slot.operator))
+    return _batch(slot.gates, row_of[at], at, at, device)
 
 
-def _is_member(groups: Iterable[SeedGroup], num_hosts: int) -> np.ndarray:
-    """Whether each host has a seed in one of these groups (N,)."""
-    member = np.zeros(num_hosts, dtype=bool)
-    for group in groups:
-        member[group.hosts] = True
-    return member
-
-
-def _batch(
-    group: SeedGroup, rows: np.ndarray, number: np.ndarray, row_of_host: np.ndarray, device: torch.device
-) -> Batch:
+def _batch(group: SeedGroup, rows: np.ndarray, at: np.ndarray, number: np.ndarray, device: torch.device) -> Batch:
     every = len(rows) == len(group.hosts) and bool((rows == np.arange(len(rows))).all())
     return Batch(
         group=group,
         rows=None if every else torch.from_numpy(rows).to(device),
-        at=torch.from_numpy(row_of_host[group.hosts[rows]]).to(device),
+        at=torch.from_numpy(at).to(device),
         number=torch.from_numpy(number).to(device),
     )
 

@@ -61,7 +61,7 @@ class Structure:
         if list(slot_names) != names[: len(slot_names)] or len(slot_names) >= len(names):
             raise ValueError(f"slots must be the first segments of {names}, with at least one behind, got {slot_names}")
         check_parameters(self._template)
-        self.segments, self._segment_names = list(segments.values()), names
+        self.segments, self.segment_names = list(segments.values()), names
         self.sites = find_sites(self._template, list(slot_names), example_input)
         if other := [site.name for site in self.sites if site.order is not None]:
             raise ValueError(f"slots of stacked hosts must put out (N, C), (N, L, C) or (N, C, *space); {other} do not")
@@ -100,7 +100,7 @@ class Structure:
 
     def segment_parameters(self) -> list[Parameters]:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
-        return [part_of(self.hosts.by_name, name) for name in self._segment_names]
+        return [part_of(self.hosts.by_name, name) for name in self.segment_names]
 
     # Seeds.
 

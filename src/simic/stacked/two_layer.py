@@ -105,10 +105,10 @@ class BlockPlan:
         return [hidden * k * c, hidden * k, self.num_out * c * k, self.num_seeds * c]
 
     def split(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The parts of a buffer: (hidden, K, C), (hidden, K, 1), (out, C, K), (R, C, 1)."""
+        """The parts of a buffer: (hidden, C, K), (hidden, K, 1), (out, C, K), (R, C, 1)."""
         first, first_bias, out, out_bias = buffer.split(self.sizes)
         c, k = self.features, self.block
-        return first.view(-1, k, c), first_bias.view(-1, k, 1), out.view(-1, c, k), out_bias.view(-1, c, 1)
+        return first.view(-1, c, k), first_bias.view(-1, k, 1), out.view(-1, c, k), out_bias.view(-1, c, 1)
 
 
 def plan_blocks(
@@ -180,7 +180,7 @@ def _layout(
         elif layer == kind.out:  # (C, hidden)
             own = (2, 1, np.broadcast_to(chunk, shape), feature[:, None] * block + inside)
         elif field == "weight":  # (hidden, C)
-            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, features), inside[:, None] * features + feature)
+            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, features), inside[:, None] + feature * block)
         else:
             own = (1, 2 if layer == kind.gate else 1, chunk, inside)
         part, column, chunks, inner = own
@@ -212,7 +212,7 @@ class _Blocks(torch.autograd.Function):
         buffer = own.new_zeros(sum(plan.sizes)).scatter_(0, plan.places, own)
         first, first_bias, out, out_bias = plan.split(buffer.to(h.dtype))
         x = h.index_select(0, plan.source)
-        hidden = torch.baddbmm(first_bias, first, x)  # (hidden blocks, K, B)
+        hidden = torch.baddbmm(first_bias, first.transpose(1, 2), x)  # (hidden blocks, K, B)
         active = hidden.new_empty(plan.num_out, *hidden.shape[1:])
         active[: plan.gated.start] = hidden[: plan.gated.start]
         if plan.gated.stop > plan.gated.start:
@@ -245,10 +245,10 @@ class _Blocks(torch.autograd.Function):
         grad_h = grad_parameters = None
         if ctx.needs_input_grad[0]:
             grad_h = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
-            grad_h.index_add_(0, plan.source, torch.bmm(first.transpose(1, 2), grad_hidden))
+            grad_h.index_add_(0, plan.source, torch.bmm(first, grad_hidden))
         if ctx.needs_input_grad[1]:
             parts = (
-                torch.bmm(grad_hidden, x.transpose(1, 2)),
+                torch.bmm(x, grad_hidden.transpose(1, 2)),
                 grad_hidden.sum(2),
                 torch.bmm(grad_out, active.transpose(1, 2)),
                 grad.sum(2),

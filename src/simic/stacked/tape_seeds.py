@@ -1,0 +1,162 @@
+"""The seeds of a slot on a tape: those with one hidden layer in blocks, others by themselves, then blended in.
+
+Shapes: M rows of the activation, R seeds, C features, B samples, K hidden units per block (see `two_layer`).
+
+The calls compute what `seed_groups.blend_seeds` computes, under the same `SlotPlan`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from simic.stacked.blend import Blending
+from simic.stacked.seed_groups import Batch, SlotPlan
+from simic.stacked.tape import Node, Nodes, Tape, aten, put_module, take
+from simic.stacked.two_layer import BlockPlan
+
+
+def put_seeds(
+    tape: Tape, h: Node, plan: SlotPlan, blocks: Node | None, parameters: list[Nodes], gates: Nodes | None
+) -> Node:
+    """The activation h of a slot with all active seeds blended in.
+
+    `blocks` is the buffer of the block plan, `parameters` are those of each batch, `gates` those of the gates.
+    """
+    blending = plan.blending
+    if blending is None:
+        return h
+    y = tape.node(len(blending.at), *h.value.shape[1:], like=h.value)
+    if plan.blocks is not None:
+        assert blocks is not None
+        _put_blocks(tape, h, y, plan.blocks, blocks)
+    for batch, own in zip(plan.batches, parameters, strict=True):
+        out = _put_batch(tape, h, batch, own)
+        tape.add(partial(y.value.index_copy_, 0, batch.number, out.value))
+        if tape.learns:
+            tape.add_backward(partial(torch.index_select, y.grad, 0, batch.number, out=out.grad))
+    gate = None if plan.gates is None or gates is None else _put_batch(tape, h, plan.gates, gates)
+    return _put_blend(tape, h, y, gate, blending)
+
+
+def _put_batch(tape: Tape, h: Node, batch: Batch, parameters: Nodes) -> Node:
+    return put_module(tape, batch.group.module, parameters, take(tape, h, batch.at))
+
+
+def _put_blocks(tape: Tape, h: Node, y: Node, plan: BlockPlan, buffer: Node) -> None:
+    """Write the outputs of the seeds in blocks to y, and zeros for the others."""
+    first, first_bias, out, out_bias = plan.split(buffer.value)
+    owner, samples = plan.owner[: plan.num_out], h.value.shape[2]
+    x = take(tape, h, plan.source)
+    hidden = tape.node(plan.num_hidden, plan.block, samples, like=h.value)
+    active = tape.node(plan.num_out, plan.block, samples, like=h.value)
+    parts = tape.node(plan.num_out, plan.features, samples, like=h.value)
+    tape.add(partial(torch.baddbmm, first_bias, first.transpose(1, 2), x.value, out=hidden.value))
+    if tape.learns:
+        grad_first, grad_first_bias, grad_out, grad_out_bias = plan.split(buffer.grad)
+        tape.add_backward(
+            partial(torch.bmm, x.value, hidden.grad.transpose(1, 2), out=grad_first),
+            partial(torch.sum, hidden.grad, 2, keepdim=True, out=grad_first_bias),
+            partial(torch.bmm, first, hidden.grad, out=x.grad),
+        )
+        _put_activations(tape, hidden, active, plan)
+        tape.add_backward(
+            partial(torch.sum, y.grad, 2, keepdim=True, out=grad_out_bias),
+            partial(torch.index_select, y.grad, 0, owner, out=parts.grad),
+            partial(torch.bmm, parts.grad, active.value.transpose(1, 2), out=grad_out),
+            partial(torch.bmm, out.transpose(1, 2), parts.grad, out=active.grad),
+        )
+    else:
+        _put_activations(tape, hidden, active, plan)
+    tape.add(
+        partial(torch.bmm, out, active.value, out=parts.value),
+        partial(y.value.copy_, out_bias.expand_as(y.value)),
+        partial(y.value.index_add_, 0, owner, parts.value),
+    )
+
+
+def _put_activations(tape: Tape, hidden: Node, active: Node, plan: BlockPlan) -> None:
+    linear, gates = slice(0, plan.gated.start), slice(plan.num_out, plan.num_hidden)
+    if linear.stop:
+        before, after = rows_of(hidden, linear), rows_of(active, linear)
+        tape.add(partial(after.value.copy_, before.value))
+        if tape.learns:
+            tape.add_backward(partial(before.grad.copy_, after.grad))
+    if gates.stop > gates.start:
+        before, gate, after = rows_of(hidden, plan.gated), rows_of(hidden, gates), rows_of(active, plan.gated)
+        opened, product = torch.empty_like(gate.value), torch.empty_like(gate.value)
+        tape.add(
+            partial(torch.sigmoid, gate.value, out=opened),
+            partial(torch.mul, before.value, opened, out=after.value),
+        )
+        if tape.learns:
+            tape.add_backward(
+                partial(torch.mul, after.grad, opened, out=before.grad),
+                partial(torch.mul, after.grad, before.value, out=product),
+                partial(aten.sigmoid_backward.grad_input, product, opened, grad_input=gate.grad),
+            )
+    if plan.gelu.stop > plan.gelu.start:
+        before, after = rows_of(hidden, plan.gelu), rows_of(active, plan.gelu)
+        tape.add(partial(aten.gelu.out, before.value, out=after.value))
+        if tape.learns:
+            tape.add_backward(partial(aten.gelu_backward.grad_input, after.grad, before.value, grad_input=before.grad))
+
+
+def _put_blend(tape: Tape, h: Node, y: Node, gate: Node | None, blending: Blending) -> Node:
+    """The activation with the outputs y blended in; its gradient and that of h share their memory.
+
+    So the residual path needs no call in the backward pass, and all other gradients are added to it.
+    """
+    out = tape.node(*h.value.shape, like=h.value, grad=h.memory)
+    change, alpha = torch.empty_like(y.value), blending.alpha
+    tape.add(partial(torch.mul, y.value, alpha, out=change))
+    backward = []
+    if tape.learns:
+        backward += [partial(torch.index_select, out.grad, 0, blending.at, out=y.grad), partial(y.grad.mul_, alpha)]
+    if blending.multiply.stop > blending.multiply.start:
+        backward += _put_product(tape, h, rows_of(y, blending.multiply), change[blending.multiply], blending)
+    if gate is not None:
+        own = rows_of(y, blending.gate)
+        tape.add(partial(change[blending.gate].mul_, gate.value))
+        if tape.learns:
+            product = torch.empty_like(own.value)
+            backward += [
+                partial(torch.mul, own.grad, own.value, out=product),
+                partial(torch.sum, product, 1, keepdim=True, out=gate.grad),
+                partial(own.grad.mul_, gate.value),
+            ]
+    tape.add(partial(out.value.copy_, h.value), partial(out.value.index_add_, 0, blending.at, change))
+    tape.add_backward(*backward)
+    return out
+
+
+def _put_product(tape: Tape, h: Node, y: Node, change: Tensor, blending: Blending) -> list[partial]:
+    """Write alpha h tanh(y) to `change`; returns the backward calls, which turn the gradient of alpha s into that of y.
+
+    It lies in the gradient of y; s is the output that the operator blends in.
+    """
+    at, alpha = blending.at[blending.multiply], blending.alpha[blending.multiply]
+    own, bounded = torch.empty_like(y.value), torch.empty_like(y.value)
+    tape.add(
+        partial(torch.index_select, h.value, 0, at, out=own),
+        partial(torch.tanh, y.value, out=bounded),
+        partial(torch.mul, own, bounded, out=change),
+        partial(change.mul_, alpha),
+    )
+    if not tape.learns:
+        return []
+    product = torch.empty_like(own)
+    calls = [
+        partial(torch.mul, y.grad, own, out=product),
+        partial(y.grad.mul_, bounded),
+    ]
+    if h.memory is not None:
+        calls.append(partial(h.grad.index_add_, 0, at, y.grad))
+    return [*calls, partial(aten.tanh_backward.grad_input, product, bounded, grad_input=y.grad)]
+
+
+def rows_of(node: Node, rows: slice) -> Node:
+    """A range of rows that shares the memory of all."""
+    return Node(node.value[rows], None if node.memory is None else node.memory[rows])
