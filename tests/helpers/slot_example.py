@@ -80,7 +80,7 @@ class SlotExample:
         """The plan of a pass of these hosts."""
         total = len(self.alpha)
         operator = np.array([OPERATORS.index(self.operators.get(host, "add")) for host in range(total)])
-        slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.features, 2, operator)
+        slot = SlotSeeds(self.groups, self.gate_group, self.vector, features=self.features, rank=2, operator=operator)
         straight = np.zeros(total, dtype=bool) if straight is None else straight
         alpha = self.alpha if alpha is None else alpha
         who = np.array(hosts, dtype=np.int64)

@@ -93,16 +93,22 @@ def new_seed(
     `check` runs the branch once to see that it keeps the slot's shape and outputs zeros; many seeds of one kind need
     it once. The global random state is not changed.
     """
+    name = blueprint_at(blueprint_names, index, site)
+    branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
+    if check:
+        check_branch(name, branch, site, like)
+    return Seed(name, branch, site.shape)
+
+
+def blueprint_at(blueprint_names: Sequence[str], index: int, site: Site) -> str:
+    """The name of a blueprint; raise if there is none with that index or it does not fit the slot."""
     if not 0 <= index < len(blueprint_names):
         raise ValueError(f"a blueprint index must be below {len(blueprint_names)}, got {index}")
     name = blueprint_names[index]
     if not fits(name, site.shape):
         fitting = ", ".join(other for other in blueprint_names if fits(other, site.shape))
         raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}); these do: {fitting}")
-    branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
-    if check:
-        check_branch(name, branch, site, like)
-    return Seed(name, branch, site.shape)
+    return name
 
 
 def new_gate(shape: SlotShape, like: Tensor) -> Gate:

@@ -35,6 +35,7 @@ class HostTapes:
         """Forget all tapes, because plans or parameters have changed their places."""
         self._step: TrainingStep | None = None
         self._evaluation: Pass | None = None
+        self._measured: np.ndarray | None = None
 
     def knows_seeds(self) -> bool:
         """Whether all present seeds can be put on a tape."""
@@ -51,9 +52,11 @@ class HostTapes:
     def evaluate(self, x: Tensor, state: SlotState, measured: np.ndarray, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of all hosts, then with each `measured` seed (N, S) switched, slot by slot; and the host of each row.
 
-        `measured` may change only together with the plan, see `clear`.
+        A seed that is blended in is switched off; one in training is switched on at its alpha target.
         """
-        if self._evaluation is None or self._evaluation.samples != x.shape[1]:
+        known = self._measured is not None and np.array_equal(measured, self._measured)
+        if self._evaluation is None or not known or self._evaluation.samples != x.shape[1]:
+            self._measured = measured
             plan = self._plan_ablations(state, measured)
             self._evaluation = Pass(
                 self._structure, plan, parameters, inputs=x.shape[2], samples=x.shape[1], learns=False

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,15 +26,14 @@ from simic.growth.blueprints import parameter_table
 from simic.lifecycle.actions import Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
-from simic.stacked.check import check_figure
 from simic.stacked.config import HostsConfig
-from simic.stacked.figures import Figure, stacked_figure
+from simic.stacked.figures import Figure, Figures, stacked_figure
 from simic.stacked.host_tapes import HostTapes
 from simic.stacked.layers import compile_run, run_segments, run_stacked
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
 from simic.stacked.precision import LossScale, autocast
-from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
+from simic.stacked.seed_groups import GATE, SlotPlan, blend_seeds, plan_slot
 from simic.stacked.structure import Structure
 from simic.tasks.task import mean_cross_entropy
 
@@ -80,7 +78,7 @@ class StackedHosts:
     ) -> None:
         """`join_seeds` runs seeds of different blueprints in one call where it can; results are the same."""
         self.loss, self.metric = loss, metric
-        self.losses, self.metrics = stacked_figure(loss), stacked_figure(metric)
+        self.losses, self.metrics, self._figures = stacked_figure(loss), stacked_figure(metric), Figures(loss, metric)
         self.lifecycle, self.optimizer_config = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
         join_seeds = join_seeds and self.lifecycle.incubation != "straight_through"
         self.device, self.config = torch.device(device or "cpu"), config or HostsConfig()
@@ -100,7 +98,6 @@ class StackedHosts:
         self.hosts_at_once = max(1, limit // (largest * batch_size))
         self._norm_sum, self._steps = self.hosts.rows.new_zeros((1 + len(self.sites)) * self.num_hosts), 0
         self._run_segment = compile_run() if self.config.compile else run_stacked
-        self._figures_checked = False
         self._chunks: list[_Chunk] | None = None
         self._tapes, self._planned = HostTapes(self.structure), b""
         self.use_tapes = self.config == HostsConfig() and self.device.type == "cpu" and self._tapes.knows_hosts
@@ -181,8 +178,7 @@ class StackedHosts:
         """Bring groups in line with `slot_state`; call it after changing that. Optimizer and plans follow on use."""
         self._new_optimizer |= self.structure.sync_with_slots(self.slot_state)
         state = self.slot_state
-        measured = to_measure(state)
-        arrays = (state.alpha, state.alpha_target, state.stage, self.structure.operator, measured)
+        arrays = (state.alpha, state.alpha_target, state.stage, self.structure.operator)
         planned = b"".join(array.tobytes() for array in arrays)
         if self._new_optimizer or planned != self._planned:
             self._chunks, self._planned = None, planned
@@ -198,7 +194,7 @@ class StackedHosts:
             self._segment_parameters = self.structure.segment_parameters()
             self._new_optimizer = False
             self._seeds_known = self._tapes.knows_seeds()
-        learning = [self._learning(group) for group in self.structure.ordered]
+        learning = [group.learns(self.slot_state, self.lifecycle.incubation) for group in self.structure.ordered]
         learning = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
         self._learning_rows = None if learning.all() else torch.from_numpy(learning).to(self.hosts.rows)
         self._chunks = []
@@ -208,13 +204,6 @@ class StackedHosts:
             self._chunks.append(_Chunk(hosts, slice(start, start + len(hosts)), plan))
         self._on_tape = self.use_tapes and self._seeds_known and len(self._chunks) == 1
         return self._chunks
-
-    def _learning(self, group: SeedGroup) -> np.ndarray:
-        """Which rows of a group receive a gradient (R,): seeds blended in, and those in training."""
-        in_training = self.slot_state.stage[group.hosts, group.slot] == Stage.TRAINING
-        # The straight-through output does not depend on the gate.
-        trains = group.name != GATE or self.lifecycle.incubation != "straight_through"
-        return (self.slot_state.alpha[group.hosts, group.slot] > 0) | (in_training & trains)
 
     # Forward passes.
 
@@ -271,7 +260,7 @@ class StackedHosts:
             return take_rows(self._segment_parameters[index], hosts, constant=constant)
 
         overwriting = self.structure.overwriting
-        with self._autocast():
+        with autocast(self.device, self.config.precision):
             x = blend_seeds(x, plan[start - 1]) if start else x
             out = run_segments(
                 self.segments,
@@ -283,9 +272,6 @@ class StackedHosts:
                 run=self._run_segment,
             )
         return out.to(self.hosts.rows.dtype), kept
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.config.precision == "float32" else autocast(self.device, self.config.precision)
 
     def _run_switched(self, slot: int, h: Tensor, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
         """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activation h before that slot."""
@@ -300,12 +286,12 @@ class StackedHosts:
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One optimizer step of every host on its batch (N, B, ...) with its learning rate (N,); the losses (N,)."""
         chunks = self._prepare()
-        losses = gradient = None
-        if not self._trains_on_tape(x, y):
+        if self._trains_on_tape(x, y):
+            with torch.inference_mode():
+                losses, gradient = self._tapes.differentiate(x, y, chunks[0].plan, self._optimizer.padded)
+        else:
             losses, gradient = self._differentiate(chunks, x, y)
         with torch.inference_mode():
-            if losses is None or gradient is None:
-                losses, gradient = self._tapes.differentiate(x, y, chunks[0].plan, self._optimizer.padded)
             self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
         self._steps += 1
         return losses
@@ -354,7 +340,7 @@ class StackedHosts:
         for chunk in self._prepare():
             plan = self.plan_pass(chunk.hosts, alpha) if exported else chunk.plan
             out, _ = self.run(x[chunk.rows], chunk.rows, plan)
-            figures.append(self._judge(out, y[chunk.rows]))
+            figures.append(self._figures(out, y[chunk.rows], len(out)))
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics
 
@@ -372,7 +358,7 @@ class StackedHosts:
         for chunk in chunks:
             own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
-            figures.append(self._judge(out, own_y))
+            figures.append(self._figures(out, own_y, len(out)))
             for slot, h in kept.items():
                 rows = np.flatnonzero(measured[chunk.hosts, slot])
                 alpha = np.where(state.alpha[:, slot] > 0, 0.0, state.alpha_target[:, slot])
@@ -389,20 +375,10 @@ class StackedHosts:
     @torch.inference_mode()
     def _evaluate_on_tape(self, x: Tensor, y: Tensor, measured: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         out, hosts = self._tapes.evaluate(x, self.slot_state, measured, self._optimizer.padded)
-        losses, metrics = self._judge(out[: self.num_hosts], y)
+        losses, metrics = self._figures(out, y[hosts], self.num_hosts)
         switched = self.hosts.rows.new_full(measured.T.shape, math.nan)
-        if measured.any():
-            others = self.metrics(out[self.num_hosts :], y[hosts[self.num_hosts :]])
-            switched[torch.from_numpy(measured.T)] = others.to(switched.dtype)
-        return losses, metrics, switched.T
-
-    def _judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and metric of every host; the first call checks on two hosts that both functions can run stacked."""
-        if not self._figures_checked and out.device.type != "meta":
-            check_figure("loss", self.loss, out[:2], y[:2])
-            check_figure("metric", self.metric, out[:2], y[:2])
-            self._figures_checked = True
-        return self.losses(out, y), self.metrics(out, y)
+        switched[torch.from_numpy(measured.T)] = metrics[self.num_hosts :].to(switched.dtype)
+        return losses, metrics[: self.num_hosts], switched.T
 
     def mean_gradient_norms(self) -> Tensor:
         """Mean gradient norm since the last report of every host, then of the seeds slot by slot ((1 + S) N,)."""
@@ -415,7 +391,8 @@ class StackedHosts:
         self.slot_state.gradient_norm[self.slot_state.occupied] = np.nan
         for group in self.groups.values():
             if group.name != GATE:
-                own = np.where(self._learning(group), seeds[group.slot][group.hosts], np.nan)
+                learns = group.learns(self.slot_state, self.lifecycle.incubation)
+                own = np.where(learns, seeds[group.slot][group.hosts], np.nan)
                 self.slot_state.gradient_norm[group.hosts, group.slot] = own
         self._norm_sum.zero_()
         self._steps = 0

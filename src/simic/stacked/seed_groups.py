@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from simic.growth.blend import straight_through
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Incubation, Stage
 from simic.stacked.blend import Blending, blend
 from simic.stacked.layers import run_stacked
 from simic.stacked.parameters import StackedParameters, take_rows
@@ -51,6 +53,13 @@ class SeedGroup:
     parameters: StackedParameters
     two_layer: TwoLayer | None = None  # how the seeds run together with those of other blueprints, if they can
     start: int = 0  # of its parameters in the slot's vector
+
+    def learns(self, state: SlotState, incubation: Incubation) -> np.ndarray:
+        """Which rows receive a gradient (R,): those of seeds blended in, and of seeds in training."""
+        in_training = state.stage[self.hosts, self.slot] == Stage.TRAINING
+        # The straight-through output does not depend on the gate.
+        trains = self.name != GATE or incubation != "straight_through"
+        return (state.alpha[self.hosts, self.slot] > 0) | (in_training & trains)
 
 
 class Batch(NamedTuple):
@@ -82,15 +91,28 @@ class SlotPlan:
     straight: list[Batch]  # seeds in straight-through incubation
 
 
-class SlotSeeds(NamedTuple):
-    """All seeds of a slot, from which passes are planned."""
+class SlotSeeds:
+    """All seeds of a slot, from which passes are planned; valid until the groups change."""
 
-    groups: Sequence[SeedGroup]
-    gates: SeedGroup | None
-    vector: Tensor | None  # see SlotPlan
-    features: int | None  # of a feature slot, else None
-    rank: int  # dimensions of an activation without the first
-    operator: np.ndarray  # (N,) index into OPERATORS
+    def __init__(
+        self,
+        groups: Sequence[SeedGroup],
+        gates: SeedGroup | None,
+        vector: Tensor | None,
+        *,
+        features: int | None,
+        rank: int,
+        operator: np.ndarray,
+    ) -> None:
+        self.groups, self.gates = groups, gates
+        self.vector = vector  # see SlotPlan
+        self.features = features  # of a feature slot, else None
+        self.rank = rank  # dimensions of an activation without the first
+        self.operator = operator  # (N,) index into OPERATORS
+        self.group_of = np.full(len(operator), -1)  # (N,) index of the group of each host's seed, -1 for none
+        self.row_of = np.zeros(len(operator), dtype=np.int64)  # (N,) its row in the group
+        for index, group in enumerate(groups):
+            self.group_of[group.hosts], self.row_of[group.hosts] = index, np.arange(len(group.hosts))
 
 
 def plan_slot(
@@ -102,14 +124,16 @@ def plan_slot(
     tensors with the dtype and device of `like`.
     """
     device = like.device
-    group_of, row_of = _membership(slot.groups, hosts, len(slot.operator))
+    group_of, row_of = slot.group_of[hosts], slot.row_of[hosts]
     at = np.flatnonzero((alpha > 0) & (group_of >= 0))
     at = at[np.argsort(slot.operator[hosts[at]], kind="stable")]
+    order = np.lexsort((row_of[at], group_of[at]))  # numbers group by group, in the order of the group's rows
+    ends = np.searchsorted(group_of[at[order]], np.arange(len(slot.groups) + 1)).tolist()
     in_blocks, batches, numbers = list[Seeds](), list[Batch](), list[np.ndarray]()
-    for index, group in enumerate(slot.groups):
-        if not (number := np.flatnonzero(group_of[at] == index)).size:
+    for group, start, end in zip(slot.groups, ends, ends[1:], strict=False):
+        if start == end:
             continue
-        number = number[np.argsort(row_of[at[number]], kind="stable")]
+        number = order[start:end]
         rows = row_of[at[number]]
         if group.two_layer is not None:
             in_blocks.append(Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number))
@@ -140,14 +164,6 @@ def plan_slot(
     )
 
 
-def _membership(groups: Sequence[SeedGroup], hosts: np.ndarray, num_hosts: int) -> tuple[np.ndarray, np.ndarray]:
-    """The group of each host's seed, -1 for none, and its row there (M,)."""
-    group_of, row_of = np.full(num_hosts, -1), np.zeros(num_hosts, dtype=np.int64)
-    for index, group in enumerate(groups):
-        group_of[group.hosts], row_of[group.hosts] = index, np.arange(len(group.hosts))
-    return group_of[hosts], row_of[hosts]
-
-
 def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device: torch.device) -> BlockPlan:
     assert slot.features is not None
     assert slot.vector is not None
@@ -156,8 +172,9 @@ def _plan_blocks(slot: SlotSeeds, seeds: Sequence[Seeds], at: np.ndarray, device
 
 def _plan_gates(slot: SlotSeeds, hosts: np.ndarray, at: np.ndarray, device: torch.device) -> Batch:
     assert slot.gates is not None
-    _, row_of = _membership([slot.gates], hosts, len(slot.operator))
-    return _batch(slot.gates, row_of[at], at, at, device)
+    row_of = np.zeros(len(slot.operator), dtype=np.int64)
+    row_of[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
+    return _batch(slot.gates, row_of[hosts[at]], at, at, device)
 
 
 def _batch(group: SeedGroup, rows: np.ndarray, at: np.ndarray, number: np.ndarray, device: torch.device) -> Batch:

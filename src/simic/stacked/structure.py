@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import blueprints_for
+from simic.growth.blueprints import blueprints_for, new_branch
 from simic.growth.isolation import preserved_rng
-from simic.growth.seed import new_gate, new_seed
+from simic.growth.seed import blueprint_at, new_gate
 from simic.growth.slot_discovery import find_sites
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -107,10 +107,9 @@ class Structure:
     def new_seed(self, slot: int, blueprint_index: int, entropy: tuple[int, ...]) -> nn.Module:
         """Build a seed's branch, initialized from `entropy`; raise if it does not fit or cannot run stacked."""
         site = self.sites[slot]
-        cpu = self.reference.new_empty(0, device="cpu")
-        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, cpu, check=False)
-        check_blueprint(seed.blueprint, site, cpu)
-        return seed.branch
+        name = blueprint_at(self.blueprint_names, blueprint_index, site)
+        check_blueprint(name, site, self.reference.new_empty(0, device="cpu"))
+        return new_branch(name, site.shape, entropy)
 
     def add_seeds(self, seeds: Iterable[tuple[int, str, int, nn.Module]]) -> None:
         """Put newborn seeds (slot, blueprint, host, branch) into their groups; gates come with `sync_with_slots`."""
@@ -122,10 +121,12 @@ class Structure:
 
     def _add_rows(self, key: GroupKey, hosts: Sequence[int], modules: Sequence[nn.Module]) -> None:
         self._changed = True
-        rows, group = StackedParameters.of_modules(modules, self.reference), self.groups.get(key)
+        group = self.groups.get(key)
         if group is not None:
+            rows = torch.stack([row_of(module, self.reference) for module in modules])
             group.hosts, group.parameters = np.append(group.hosts, hosts), group.parameters.append(rows)
             return
+        rows = StackedParameters.of_modules(modules, self.reference)
         slot, name = key
         shape = self.sites[slot].shape
         narrow = name != GATE and shape.topology == "features" and shape.features <= MAX_FEATURES
@@ -146,7 +147,7 @@ class Structure:
             known = () if group is None else group.hosts
             if missing := np.setdiff1d(np.flatnonzero(gated[:, slot]), known).tolist():
                 cpu = self.reference.new_empty(0, device="cpu")
-                self._add_rows((slot, GATE), missing, [new_gate(site.shape, cpu) for _ in missing])
+                self._add_rows((slot, GATE), missing, [new_gate(site.shape, cpu)] * len(missing))  # all are born alike
         self.operator = np.where(slot_state.occupied, _OPERATOR[slot_state.style], 0)
         changed, self._changed = self._changed, False
         return changed

@@ -63,10 +63,15 @@ class Tape:
         """Calls of the backward pass of what was added last; it runs before that of everything added earlier."""
         self._backward.append([*calls])
 
-    def node(self, *shape: int, like: Tensor, grad: Tensor | None = None) -> Node:
-        """Memory for a result, with that of its gradient if it is not given."""
+    def node(self, *shape: int, like: Tensor) -> Node:
+        """Memory for a result and its gradient."""
         value = like.new_empty(shape)
-        return Node(value, torch.empty_like(value) if self.learns and grad is None else grad)
+        return Node(value, torch.empty_like(value) if self.learns else None)
+
+    def node_over(self, x: Node) -> Node:
+        """Memory for a result of the shape of x. Gradients share theirs: that of the result turns into that of x."""
+        value = torch.empty_like(x.value)
+        return Node(value, torch.empty_like(value) if self.learns and x.memory is None else x.memory)
 
     def run(self) -> None:
         """The forward pass."""
@@ -128,10 +133,9 @@ def _linear(tape: Tape, module: nn.Linear, parameters: Nodes, x: Node) -> Node:
 
 
 def _layer_norm(tape: Tape, module: nn.LayerNorm, parameters: Nodes, x: Node) -> Node:
-    n, features, samples = x.value.shape
-    out, normal = (tape.node(n, features, samples, like=x.value) for _ in range(2))
-    product, (mean, inverse) = torch.empty_like(x.value), (x.value.new_empty(n, 1, samples) for _ in range(2))
-    weight, bias = parameters.get("weight"), parameters.get("bias")
+    n, _, samples = x.value.shape
+    normal, product = tape.node_over(x), torch.empty_like(x.value)
+    mean, inverse = (x.value.new_empty(n, 1, samples) for _ in range(2))
     tape.add(
         partial(torch.mean, x.value, 1, keepdim=True, out=mean),
         partial(torch.sub, x.value, mean, out=normal.value),
@@ -142,34 +146,37 @@ def _layer_norm(tape: Tape, module: nn.LayerNorm, parameters: Nodes, x: Node) ->
         partial(normal.value.mul_, inverse),
     )
     if x.memory is not None:
-        grad = normal.grad
         tape.add_backward(
-            partial(torch.mul, grad, normal.value, out=product),
+            partial(torch.mul, x.grad, normal.value, out=product),
             partial(torch.mean, product, 1, keepdim=True, out=mean),
-            partial(torch.addcmul, grad, normal.value, mean, value=-1.0, out=product),
-            partial(torch.mean, grad, 1, keepdim=True, out=mean),
+            partial(torch.addcmul, x.grad, normal.value, mean, value=-1.0, out=product),
+            partial(torch.mean, x.grad, 1, keepdim=True, out=mean),
             partial(product.sub_, mean),
             partial(torch.mul, product, inverse, out=x.grad),
         )
-    if weight is None:
-        return normal
+    return _affine(tape, parameters, normal, product) if "weight" in parameters else normal
+
+
+def _affine(tape: Tape, parameters: Nodes, x: Node, product: Tensor) -> Node:
+    """Times a weight, plus a bias, per feature; the memory of `product` is free for use."""
+    weight, bias, out = parameters["weight"], parameters.get("bias"), tape.node_over(x)
     factor = weight.value.unsqueeze(2)
     if bias is None:
-        tape.add(partial(torch.mul, normal.value, factor, out=out.value))
+        tape.add(partial(torch.mul, x.value, factor, out=out.value))
     else:
-        tape.add(partial(torch.addcmul, bias.value.unsqueeze(2), normal.value, factor, out=out.value))
+        tape.add(partial(torch.addcmul, bias.value.unsqueeze(2), x.value, factor, out=out.value))
     if tape.learns:
         tape.add_backward(
-            partial(torch.mul, out.grad, normal.value, out=product),
+            partial(torch.mul, out.grad, x.value, out=product),
             partial(torch.sum, product, 2, out=weight.grad),
             *(() if bias is None else (partial(torch.sum, out.grad, 2, out=bias.grad),)),
-            partial(torch.mul, out.grad, factor, out=normal.grad),
+            partial(out.grad.mul_, factor),
         )
     return out
 
 
 def _scale(tape: Tape, module: Scale, parameters: Nodes, x: Node) -> Node:
-    factor, out = parameters["factor"], tape.node(*x.value.shape, like=x.value)
+    factor, out = parameters["factor"], tape.node_over(x)
     spread = factor.value.unsqueeze(2)
     tape.add(partial(torch.mul, x.value, spread, out=out.value))
     if tape.learns:
@@ -177,14 +184,13 @@ def _scale(tape: Tape, module: Scale, parameters: Nodes, x: Node) -> Node:
         tape.add_backward(
             partial(torch.mul, out.grad, x.value, out=product),
             partial(torch.sum, product.flatten(1), 1, keepdim=True, out=factor.grad),
-            *(() if x.memory is None else (partial(torch.mul, out.grad, spread, out=x.grad),)),
+            partial(out.grad.mul_, spread),
         )
     return out
 
 
 def _gelu(tape: Tape, module: nn.GELU, parameters: Nodes, x: Node) -> Node:
-    how = {"approximate": module.approximate}
-    out = tape.node(*x.value.shape, like=x.value)
+    how, out = {"approximate": module.approximate}, tape.node_over(x)
     tape.add(partial(aten.gelu.out, x.value, **how, out=out.value))
     if x.memory is not None:
         tape.add_backward(partial(aten.gelu_backward.grad_input, out.grad, x.value, **how, grad_input=x.grad))
@@ -192,7 +198,7 @@ def _gelu(tape: Tape, module: nn.GELU, parameters: Nodes, x: Node) -> Node:
 
 
 def _relu(tape: Tape, module: nn.ReLU, parameters: Nodes, x: Node) -> Node:
-    out = tape.node(*x.value.shape, like=x.value)
+    out = tape.node_over(x)
     tape.add(partial(torch.clamp_min, x.value, 0.0, out=out.value))
     if x.memory is not None:
         tape.add_backward(partial(aten.threshold_backward.grad_input, out.grad, x.value, 0.0, grad_input=x.grad))
@@ -200,7 +206,7 @@ def _relu(tape: Tape, module: nn.ReLU, parameters: Nodes, x: Node) -> Node:
 
 
 def _tanh(tape: Tape, module: nn.Tanh, parameters: Nodes, x: Node) -> Node:
-    out = tape.node(*x.value.shape, like=x.value)
+    out = tape.node_over(x)
     tape.add(partial(torch.tanh, x.value, out=out.value))
     if x.memory is not None:
         tape.add_backward(partial(aten.tanh_backward.grad_input, out.grad, out.value, grad_input=x.grad))
@@ -208,7 +214,7 @@ def _tanh(tape: Tape, module: nn.Tanh, parameters: Nodes, x: Node) -> Node:
 
 
 def _sigmoid(tape: Tape, x: Node) -> Node:
-    out = tape.node(*x.value.shape, like=x.value)
+    out = tape.node_over(x)
     tape.add(partial(torch.sigmoid, x.value, out=out.value))
     if x.memory is not None:
         tape.add_backward(partial(aten.sigmoid_backward.grad_input, out.grad, out.value, grad_input=x.grad))
@@ -221,17 +227,17 @@ def _gate(tape: Tape, module: Gate, parameters: Nodes, x: Node) -> Node:
 
 def _gated_linear(tape: Tape, module: GatedLinear, parameters: Nodes, x: Node) -> Node:
     # The input has two readers: the second one's gradient is added after the first one has written its own.
-    second = Node(x.value, None if x.memory is None else torch.empty_like(x.grad))
+    second = Node(x.value, None if x.memory is None else torch.empty_like(x.value))
     if x.memory is not None:
         tape.add_backward(partial(x.grad.add_, second.grad))
     value = _linear(tape, module.value, part_of(parameters, "value"), x)
     opened = _sigmoid(tape, _linear(tape, module.gate, part_of(parameters, "gate"), second))
-    product = tape.node(*value.value.shape, like=value.value)
+    product = tape.node_over(value)
     tape.add(partial(torch.mul, value.value, opened.value, out=product.value))
     if tape.learns:
         tape.add_backward(
-            partial(torch.mul, product.grad, opened.value, out=value.grad),
             partial(torch.mul, product.grad, value.value, out=opened.grad),
+            partial(product.grad.mul_, opened.value),
         )
     return _linear(tape, module.out, part_of(parameters, "out"), product)
 

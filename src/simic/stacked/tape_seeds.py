@@ -51,57 +51,58 @@ def _put_blocks(tape: Tape, h: Node, y: Node, plan: BlockPlan, buffer: Node) -> 
     owner, samples = plan.owner[: plan.num_out], h.value.shape[2]
     x = take(tape, h, plan.source)
     hidden = tape.node(plan.num_hidden, plan.block, samples, like=h.value)
-    active = tape.node(plan.num_out, plan.block, samples, like=h.value)
-    parts = tape.node(plan.num_out, plan.features, samples, like=h.value)
     tape.add(partial(torch.baddbmm, first_bias, first.transpose(1, 2), x.value, out=hidden.value))
     if tape.learns:
-        grad_first, grad_first_bias, grad_out, grad_out_bias = plan.split(buffer.grad)
+        grad_first, grad_first_bias, _, _ = plan.split(buffer.grad)
         tape.add_backward(
             partial(torch.bmm, x.value, hidden.grad.transpose(1, 2), out=grad_first),
             partial(torch.sum, hidden.grad, 2, keepdim=True, out=grad_first_bias),
             partial(torch.bmm, first, hidden.grad, out=x.grad),
         )
-        _put_activations(tape, hidden, active, plan)
+    active = _put_activations(tape, hidden, plan)
+    # Parts of outputs and their gradients are used at once, so they may lie where later the gradient of x is written.
+    parts = x.grad[: plan.num_out] if tape.learns else torch.empty_like(x.value[: plan.num_out])
+    tape.add(
+        partial(torch.bmm, out, active.value, out=parts),
+        partial(y.value.copy_, out_bias.expand_as(y.value)),
+        partial(y.value.index_add_, 0, owner, parts),
+    )
+    if tape.learns:
+        _, _, grad_out, grad_out_bias = plan.split(buffer.grad)
         tape.add_backward(
             partial(torch.sum, y.grad, 2, keepdim=True, out=grad_out_bias),
-            partial(torch.index_select, y.grad, 0, owner, out=parts.grad),
-            partial(torch.bmm, parts.grad, active.value.transpose(1, 2), out=grad_out),
-            partial(torch.bmm, out.transpose(1, 2), parts.grad, out=active.grad),
+            partial(torch.index_select, y.grad, 0, owner, out=parts),
+            partial(torch.bmm, parts, active.value.transpose(1, 2), out=grad_out),
+            partial(torch.bmm, out.transpose(1, 2), parts, out=active.grad),
         )
-    else:
-        _put_activations(tape, hidden, active, plan)
-    tape.add(
-        partial(torch.bmm, out, active.value, out=parts.value),
-        partial(y.value.copy_, out_bias.expand_as(y.value)),
-        partial(y.value.index_add_, 0, owner, parts.value),
-    )
 
 
-def _put_activations(tape: Tape, hidden: Node, active: Node, plan: BlockPlan) -> None:
+def _put_activations(tape: Tape, hidden: Node, plan: BlockPlan) -> Node:
+    """The hidden units after their activation, without gates. Gradients share their memory with those of `hidden`."""
+    active = rows_of(hidden, slice(0, plan.num_out))
+    active = Node(torch.empty_like(active.value), active.memory)
     linear, gates = slice(0, plan.gated.start), slice(plan.num_out, plan.num_hidden)
     if linear.stop:
-        before, after = rows_of(hidden, linear), rows_of(active, linear)
-        tape.add(partial(after.value.copy_, before.value))
-        if tape.learns:
-            tape.add_backward(partial(before.grad.copy_, after.grad))
+        tape.add(partial(active.value[linear].copy_, hidden.value[linear]))
     if gates.stop > gates.start:
         before, gate, after = rows_of(hidden, plan.gated), rows_of(hidden, gates), rows_of(active, plan.gated)
-        opened, product = torch.empty_like(gate.value), torch.empty_like(gate.value)
+        opened = torch.empty_like(gate.value)
         tape.add(
             partial(torch.sigmoid, gate.value, out=opened),
             partial(torch.mul, before.value, opened, out=after.value),
         )
         if tape.learns:
             tape.add_backward(
-                partial(torch.mul, after.grad, opened, out=before.grad),
-                partial(torch.mul, after.grad, before.value, out=product),
-                partial(aten.sigmoid_backward.grad_input, product, opened, grad_input=gate.grad),
+                partial(torch.mul, after.grad, before.value, out=gate.grad),
+                partial(aten.sigmoid_backward.grad_input, gate.grad, opened, grad_input=gate.grad),
+                partial(after.grad.mul_, opened),
             )
     if plan.gelu.stop > plan.gelu.start:
         before, after = rows_of(hidden, plan.gelu), rows_of(active, plan.gelu)
         tape.add(partial(aten.gelu.out, before.value, out=after.value))
         if tape.learns:
             tape.add_backward(partial(aten.gelu_backward.grad_input, after.grad, before.value, grad_input=before.grad))
+    return active
 
 
 def _put_blend(tape: Tape, h: Node, y: Node, gate: Node | None, blending: Blending) -> Node:
@@ -109,8 +110,8 @@ def _put_blend(tape: Tape, h: Node, y: Node, gate: Node | None, blending: Blendi
 
     So the residual path needs no call in the backward pass, and all other gradients are added to it.
     """
-    out = tape.node(*h.value.shape, like=h.value, grad=h.memory)
-    change, alpha = torch.empty_like(y.value), blending.alpha
+    out, alpha = tape.node_over(h), blending.alpha
+    change = y.grad if tape.learns else torch.empty_like(y.value)  # not needed any more when the gradient is written
     tape.add(partial(torch.mul, y.value, alpha, out=change))
     backward = []
     if tape.learns:

@@ -154,10 +154,10 @@ def _places(
     bases = np.concatenate([[0], np.cumsum(sizes[:3] * [num_hidden, num_hidden, num_out])])
     places, chosen, start = [], [], 0
     for own in seeds:
-        part, column, chunk, inner = _layout(own.kind, tuple(own.shapes.items()), features, block)
-        unit = units[start : start + len(own.rows)][:, column] + chunk  # (r, P)
-        places.append((bases[part] + sizes[part] * unit + inner).reshape(-1))
-        chosen.append((own.start + own.rows[:, None] * len(part) + np.arange(len(part))).reshape(-1))
+        part, column, of_tensor, inner = _layout(own.kind, tuple(own.shapes.items()), features, block)
+        first = bases[part] + sizes[part] * units[start : start + len(own.rows)][:, column]  # (r, tensors)
+        places.append((first[:, of_tensor] + inner).reshape(-1))
+        chosen.append((own.rows[:, None] * len(inner) + np.arange(own.start, own.start + len(inner))).reshape(-1))
         start += len(own.rows)
     return np.concatenate(places), np.concatenate(chosen)
 
@@ -166,28 +166,30 @@ def _places(
 def _layout(
     kind: TwoLayer, shapes: tuple[tuple[str, torch.Size], ...], features: int, block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For each parameter of a seed (P,): its part of the buffer, what it is counted by there, the block, the place.
+    """For each tensor of a seed its part of the buffer, and what it is counted by there.
 
-    It is counted by the seed (0, the bias of the output), its first block (1) or its first gate (2).
+    That is the seed (0, the bias of the output), its first block (1) or its first gate (2). Then for each parameter
+    (P,) the tensor that it belongs to, and its place behind the beginning of the first such unit.
     """
-    unit, feature = np.arange(kind.hidden), np.arange(features)
+    feature, unit = np.arange(features), np.arange(kind.hidden)
     chunk, inside = unit // block, unit % block
-    tables = []
-    for name, shape in shapes:
-        layer, _, field = name.rpartition(".")
-        if layer == kind.out and field == "bias":
-            own = (3, 0, np.zeros(features, dtype=np.int64), feature)
+    wide = chunk * block * features + inside  # of the first feature of each unit, in a layer's weight
+    parts, columns, places = [], [], []
+    for name, _ in shapes:
+        layer, _, kind_of_tensor = name.rpartition(".")
+        if layer == kind.out and kind_of_tensor == "bias":
+            own = (3, 0, feature)
         elif layer == kind.out:  # (C, hidden)
-            own = (2, 1, np.broadcast_to(chunk, shape), feature[:, None] * block + inside)
-        elif field == "weight":  # (hidden, C)
-            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, features), inside[:, None] + feature * block)
+            own = (2, 1, feature[:, None] * block + wide)
+        elif kind_of_tensor == "weight":  # (hidden, C)
+            own = (0, 2 if layer == kind.gate else 1, wide[:, None] + feature * block)
         else:
-            own = (1, 2 if layer == kind.gate else 1, chunk, inside)
-        part, column, chunks, inner = own
-        size = shape.numel()
-        tables.append((np.full(size, part), np.full(size, column), chunks.reshape(-1), inner.reshape(-1)))
-    part, column, chunks, inner = (np.concatenate(each) for each in zip(*tables, strict=True))
-    return part, column, chunks, inner
+            own = (1, 2 if layer == kind.gate else 1, unit)
+        parts.append(own[0])
+        columns.append(own[1])
+        places.append(own[2].reshape(-1))
+    of_tensor = np.repeat(np.arange(len(places)), [len(own) for own in places])
+    return np.array(parts), np.array(columns), of_tensor, np.concatenate(places)
 
 
 def run_blocks(h: Tensor, parameters: Tensor, plan: BlockPlan) -> Tensor:
