@@ -95,7 +95,8 @@ class SlotExample:
         slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.shape, operator)
         straight = np.zeros(total, dtype=bool) if straight is None else straight
         alpha = self.alpha if alpha is None else alpha
-        return plan_slot(slot, np.array(hosts, dtype=np.int64), alpha, straight, LIKE, learns=learns)
+        who = np.array(hosts, dtype=np.int64)
+        return plan_slot(slot, who, alpha[who], straight[who], LIKE, learns=learns)
 
     def one_by_one(self, h: Tensor, hosts: Sequence[int], x: Tensor | None = None) -> Tensor:
         """What the modules of each host compute from its activation and, beside the segment, from its input x."""

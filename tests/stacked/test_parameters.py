@@ -43,10 +43,10 @@ def test_rows_keep_their_optimizer_state_when_selected_and_joined():
     one, other = stacked(layers(3)), stacked(layers(2))
     one.optimizer_state.mean[:] = torch.arange(3.0)[:, None]
     one.optimizer_state.steps[:] = torch.arange(3.0)
-    joined = other.append(one.select(torch.tensor([2, 0])))
-    assert torch.equal(joined.rows, torch.cat([other.rows, one.rows[[2, 0]]]))
-    assert joined.optimizer_state.steps.tolist() == [0, 0, 2, 0]
-    assert joined.optimizer_state.mean[:, 0].tolist() == [0, 0, 2, 0]
+    joined = one.select(torch.tensor([2, 0])).append(other.rows)
+    assert torch.equal(joined.rows, torch.cat([one.rows[[2, 0]], other.rows]))
+    assert joined.optimizer_state.steps.tolist() == [2, 0, 0, 0]
+    assert joined.optimizer_state.mean[:, 0].tolist() == [2, 0, 0, 0]
     joined.rows.zero_()
     assert one.rows.any(), "a copy"
 

@@ -78,7 +78,7 @@ def test_padded_units_are_zero_and_parameters_lie_where_their_layer_reads_them()
     plan = plan_blocks(seeds, np.array([0]), SlotShape("features", 2), "output", vector.numel(), CPU)
     buffer = torch.zeros(sum(plan.sizes), dtype=torch.double).scatter(0, plan.places, vector.detach())
     first, first_bias, out, out_bias = plan.split(buffer)
-    for found, expected in ((first[0], first_weight), (out[0].T, out_weight.T)):
+    for found, expected in ((first[0].T, first_weight), (out[0].T, out_weight.T)):
         assert torch.equal(found[:3], expected)
         assert not found[3:].any()
     assert torch.equal(first_bias[0, :3, 0], own_first_bias)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simic.stacked.hosts import Kept, StackedHosts
+from simic.stacked.forward import Kept
+from simic.stacked.hosts import StackedHosts
 
 Value = Callable[[np.ndarray], np.ndarray]
 """Coalitions, bool (K, S) -> their values, (K,) or (K, M)."""

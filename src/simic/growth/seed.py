@@ -111,6 +111,15 @@ def new_seed(
     `check` runs the branch once to see that it keeps the slot's shape and outputs zeros; many seeds of one kind need
     it once. The global random state is not changed.
     """
+    name = blueprint_at(blueprint_names, index, site)
+    branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
+    if check:
+        check_branch(name, branch, site, like)
+    return Seed(name, branch, site.shape, BLUEPRINTS[name].reads)
+
+
+def blueprint_at(blueprint_names: Sequence[str], index: int, site: Site) -> str:
+    """The name of a blueprint; raise if there is none with that index or it does not fit the slot."""
     if not 0 <= index < len(blueprint_names):
         raise ValueError(f"a blueprint index must be below {len(blueprint_names)}, got {index}")
     name = blueprint_names[index]
@@ -119,10 +128,7 @@ def new_seed(
         fitting = ", ".join(other for other in blueprint_names if fits(other, site.shape))
         why = f": the submodule's input cannot be read, {site.why_no_input}" if reads == "input" else ""
         raise ValueError(f"blueprint {name!r} does not fit slot {site.name!r} ({site.shape}){why}; these do: {fitting}")
-    branch = new_branch(name, site.shape, entropy).to(like.device, like.dtype).train(training)
-    if check:
-        check_branch(name, branch, site, like)
-    return Seed(name, branch, site.shape, reads)
+    return name
 
 
 def new_gate(shape: SlotShape, like: Tensor) -> Gate:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,27 +28,17 @@ from simic.growth.blueprints import parameter_table
 from simic.lifecycle.actions import Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
-from simic.stacked.check import check_figure
 from simic.stacked.config import HostsConfig
-from simic.stacked.figures import Figure, stacked_figure
-from simic.stacked.layers import compile_run, run_segments, run_stacked
+from simic.stacked.figures import Figure, Figures, stacked_figure
+from simic.stacked.forward import Kept, run_hosts
+from simic.stacked.host_tapes import HostTapes
+from simic.stacked.layers import compile_run, run_stacked
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
 from simic.stacked.precision import LossScale, autocast
-from simic.stacked.seed_groups import GATE, SeedGroup, SlotPlan, blend_seeds, plan_slot
+from simic.stacked.seed_groups import GATE, SlotPlan, plan_slot
 from simic.stacked.structure import Structure
-
-
-class Kept(NamedTuple):
-    """Activations (M, B, ...) that a pass kept at a slot."""
-
-    h: Tensor  # before the slot's seeds
-    x: Tensor  # the input of its segment
-
-    def of(self, rows: Tensor) -> Kept:
-        """Those of some hosts."""
-        return Kept(self.h[rows], self.x[rows])
-
+from simic.tasks.task import mean_cross_entropy
 
 ACTIVATION_LIMIT = {"cpu": 1 << 22}
 """Bytes of a slot's activation up to which hosts run together: beyond, memory is slower than fewer hosts at a time."""
@@ -90,7 +79,7 @@ class StackedHosts:
     ) -> None:
         """`join_seeds` runs seeds of different blueprints in one call where it can; results are the same."""
         self.loss, self.metric = loss, metric
-        self.losses, self.metrics = stacked_figure(loss), stacked_figure(metric)
+        self.losses, self.metrics, self._figures = stacked_figure(loss), stacked_figure(metric), Figures(loss, metric)
         self.lifecycle, self.optimizer_config = lifecycle or LifecycleConfig(), optimizer or OptimizerConfig()
         join_seeds = join_seeds and self.lifecycle.incubation != "straight_through"
         self.device, self.config = torch.device(device or "cpu"), config or HostsConfig()
@@ -116,8 +105,10 @@ class StackedHosts:
         self.hosts_at_once = max(1, limit // (largest * batch_size))
         self._norm_sum, self._steps = self.hosts.rows.new_zeros((1 + len(self.sites)) * self.num_hosts), 0
         self._run_segment = compile_run() if self.config.compile else run_stacked
-        self._figures_checked = False
         self._chunks: list[_Chunk] | None = None
+        self._tapes, self._planned = HostTapes(self.structure), b""
+        self.use_tapes = self.config == HostsConfig() and self.device.type == "cpu" and self._tapes.knows_hosts
+        """Whether passes run without autograd where they can (see `tape`); results are the same."""
         self._new_optimizer = True
         self.sync_with_slots()
 
@@ -198,7 +189,12 @@ class StackedHosts:
     def sync_with_slots(self) -> None:
         """Bring groups in line with `slot_state`; call it after changing that. Optimizer and plans follow on use."""
         self._new_optimizer |= self.structure.sync_with_slots(self.slot_state)
-        self._chunks = None
+        state = self.slot_state
+        arrays = (state.alpha, state.alpha_target, state.stage, self.structure.operator)
+        planned = b"".join(array.tobytes() for array in arrays)
+        if self._new_optimizer or planned != self._planned:
+            self._chunks, self._planned = None, planned
+            self._tapes.clear()
 
     def _prepare(self) -> list[_Chunk]:
         """The hosts in chunks, after bringing optimizer and plans in line with the groups."""
@@ -209,7 +205,8 @@ class StackedHosts:
             self._optimizer = self.structure.new_optimizer(self.optimizer_config)
             self._segment_parameters = self.structure.segment_parameters()
             self._new_optimizer = False
-        learning = [self._learning(group) for group in self.structure.ordered]
+            self._seeds_known = self._tapes.knows_seeds()
+        learning = [group.learns(self.slot_state, self.lifecycle.incubation) for group in self.structure.ordered]
         learning = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
         self._learning_rows = None if learning.all() else torch.from_numpy(learning).to(self.hosts.rows)
         self._chunks = []
@@ -217,14 +214,8 @@ class StackedHosts:
             hosts = np.arange(start, min(start + self.hosts_at_once, self.num_hosts))
             plan = self._plan(hosts, self.slot_state.alpha)
             self._chunks.append(_Chunk(hosts, slice(start, start + len(hosts)), plan))
+        self._on_tape = self.use_tapes and self._seeds_known and len(self._chunks) == 1
         return self._chunks
-
-    def _learning(self, group: SeedGroup) -> np.ndarray:
-        """Which rows of a group receive a gradient (R,): seeds blended in, and those in training."""
-        in_training = self.slot_state.stage[group.hosts, group.slot] == Stage.TRAINING
-        # The straight-through output does not depend on the gate.
-        trains = group.name != GATE or self.lifecycle.incubation != "straight_through"
-        return (self.slot_state.alpha[group.hosts, group.slot] > 0) | (in_training & trains)
 
     # Forward passes.
 
@@ -246,68 +237,41 @@ class StackedHosts:
         for slot in range(len(self.sites)):
             learns = learning is None or slot in learning
             own = hosts if slot >= start else hosts[:0]
+            learns_straight = straight[own, slot] & learns
             seeds = self.structure.seeds_of(slot)
-            plans.append(
-                plan_slot(seeds, own, alpha[:, slot], straight[:, slot] & learns, self.hosts.rows, learns=learns)
-            )
+            plans.append(plan_slot(seeds, own, alpha[own, slot], learns_straight, self.hosts.rows, learns=learns))
         return plans
 
     def run(
         self, x: Tensor, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Kept]]:
         """Outputs of `hosts` for inputs (M, B, ...), and the activations before the seeds of the slots `keep`."""
-        return self._run(x, None, hosts, plan, keep, constant=False)
+        return self._run(x, hosts, plan, keep, constant=False)
 
     def run_from(
         self, slot: int, start: Kept, hosts: Rows, plan: Sequence[SlotPlan], *, keep: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Kept]]:
         """Like `run`, from the activations that an earlier pass kept at `slot`; hosts' parameters are constant."""
-        return self._run(start, slot, hosts, plan, keep, constant=True)
+        return self._run((slot, start), hosts, plan, keep, constant=True)
 
     def _run(
         self,
-        start: Tensor | Kept,
-        slot: int | None,
+        start: Tensor | tuple[int, Kept],
         hosts: Rows,
         plan: Sequence[SlotPlan],
         keep: Collection[int],
         *,
         constant: bool,
     ) -> tuple[Tensor, dict[int, Kept]]:
-        kept: dict[int, Kept] = {}
         if isinstance(hosts, slice) and len(self._prepare()) == 1:
             hosts = None  # all of them: no slicing in the backward pass
-
-        def after_segment(index: int, h: Tensor, x: Tensor, first: int = 0) -> Tensor:
-            for slot in self.structure.slots_of(index)[first:]:
-                if slot in keep:
-                    kept[slot] = Kept(h.detach(), x.detach())
-                h = blend_seeds(h, x, plan[slot])
-            return h
 
         def parameters_of(index: int) -> Parameters:
             return take_rows(self._segment_parameters[index], hosts, constant=constant)
 
-        with self._autocast():
-            if isinstance(start, Kept):
-                assert slot is not None
-                index, seat = divmod(slot, self.structure.seeds_per_slot)
-                x, index = after_segment(index, start.h, start.x, seat), index + 1
-            else:
-                x, index = start, 0
-            out = run_segments(
-                self.segments,
-                parameters_of,
-                x,
-                after_segment,
-                start=index,
-                overwriting=self.structure.overwriting,
-                run=self._run_segment,
-            )
+        with autocast(self.device, self.config.precision):
+            out, kept = run_hosts(self.structure, parameters_of, start, plan, keep, self._run_segment)
         return out.to(self.hosts.rows.dtype), kept
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.config.precision == "float32" else autocast(self.device, self.config.precision)
 
     def _run_switched(self, slot: int, start: Kept, hosts: np.ndarray, alpha: np.ndarray, *, learns: bool) -> Tensor:
         """Outputs of `hosts` with the alpha (N,) of one slot replaced, from the activations kept there."""
@@ -321,16 +285,32 @@ class StackedHosts:
 
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One optimizer step of every host on its batch (N, B, ...) with its learning rate (N,); the losses (N,)."""
+        chunks = self._prepare()
+        if self._trains_on_tape(x, y):
+            with torch.inference_mode():
+                losses, gradient = self._tapes.differentiate(x, y, chunks[0].plan, self._optimizer.padded)
+        else:
+            losses, gradient = self._differentiate(chunks, x, y)
+        with torch.inference_mode():
+            self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
+        self._steps += 1
+        return losses
+
+    def _trains_on_tape(self, x: Tensor, y: Tensor) -> bool:
+        """A tape knows no incubation, no other loss than cross entropy, and no targets to ignore."""
+        incubates = self.lifecycle.incubation != "direct" and (self.slot_state.stage == Stage.TRAINING).any()
+        plain = self._on_tape and self.loss is mean_cross_entropy and not incubates
+        return plain and x.is_floating_point() and y.dim() == 2 and int(y.min()) >= 0
+
+    def _differentiate(self, chunks: Sequence[_Chunk], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses (N,), and the gradient of their sum with respect to all parameters, by autograd."""
         losses, gradient = [], None
-        for chunk in self._prepare():
+        for chunk in chunks:
             own, total = self._training_loss(chunk, x[chunk.rows], y[chunk.rows])
             losses.append(own)
             gradient = self._optimizer.gradient(total, gradient)
         assert gradient is not None
-        with torch.no_grad():
-            self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
-        self._steps += 1
-        return torch.cat(losses) if len(losses) > 1 else losses[0]
+        return torch.cat(losses) if len(losses) > 1 else losses[0], gradient
 
     def _training_loss(self, chunk: _Chunk, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of every host, and the sum to differentiate.
@@ -360,7 +340,7 @@ class StackedHosts:
         for chunk in self._prepare():
             plan = self.plan_pass(chunk.hosts, alpha) if exported else chunk.plan
             out, _ = self.run(x[chunk.rows], chunk.rows, plan)
-            figures.append(self._judge(out, y[chunk.rows]))
+            figures.append(self._figures(out, y[chunk.rows], len(out)))
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics
 
@@ -370,13 +350,15 @@ class StackedHosts:
 
         A seed that is blended in is switched off; one in training is switched on at its alpha target.
         """
-        state, measured = self.slot_state, to_measure(self.slot_state)
+        state, measured, chunks = self.slot_state, to_measure(self.slot_state), self._prepare()
+        if self._on_tape:
+            return self._evaluate_on_tape(x, y, measured)
         switched = self.hosts.rows.new_full(state.stage.shape, math.nan)
         figures = []
-        for chunk in self._prepare():
+        for chunk in chunks:
             own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
-            figures.append(self._judge(out, own_y))
+            figures.append(self._figures(out, own_y, len(out)))
             for slot, here in kept.items():
                 rows = np.flatnonzero(measured[chunk.hosts, slot])
                 alpha = np.where(state.alpha[:, slot] > 0, 0.0, state.alpha_target[:, slot])
@@ -390,13 +372,13 @@ class StackedHosts:
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched
 
-    def _judge(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and metric of every host; the first call checks on two hosts that both functions can run stacked."""
-        if not self._figures_checked and out.device.type != "meta":
-            check_figure("loss", self.loss, out[:2], y[:2])
-            check_figure("metric", self.metric, out[:2], y[:2])
-            self._figures_checked = True
-        return self.losses(out, y), self.metrics(out, y)
+    @torch.inference_mode()
+    def _evaluate_on_tape(self, x: Tensor, y: Tensor, measured: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        out, hosts = self._tapes.evaluate(x, self.slot_state, measured, self._optimizer.padded)
+        losses, metrics = self._figures(out, y[hosts], self.num_hosts)
+        switched = self.hosts.rows.new_full(measured.T.shape, math.nan)
+        switched[torch.from_numpy(measured.T)] = metrics[self.num_hosts :].to(switched.dtype)
+        return losses, metrics[: self.num_hosts], switched.T
 
     def mean_gradient_norms(self) -> Tensor:
         """Mean gradient norm since the last report of every host, then of the seeds slot by slot ((1 + S) N,)."""
@@ -409,7 +391,8 @@ class StackedHosts:
         self.slot_state.gradient_norm[self.slot_state.occupied] = np.nan
         for group in self.groups.values():
             if group.name != GATE:
-                own = np.where(self._learning(group), seeds[group.slot][group.hosts], np.nan)
+                learns = group.learns(self.slot_state, self.lifecycle.incubation)
+                own = np.where(learns, seeds[group.slot][group.hosts], np.nan)
                 self.slot_state.gradient_norm[group.hosts, group.slot] = own
         self._norm_sum.zero_()
         self._steps = 0

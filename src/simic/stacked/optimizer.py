@@ -1,7 +1,8 @@
 """AdamW and SGD with momentum for networks whose parameters are the rows of matrices.
 
-Shapes: N hosts. A matrix is (R, P): R networks (or parts of seeds), P parameters each. Every row has its own learning
-rate and step count, so it is updated as it would be alone; rows that are not learning stay unchanged.
+Shapes: N hosts, E elements of all parameters. A matrix is (R, P): R networks (or parts of seeds), P parameters each.
+Every row has its own learning rate and step count, so it is updated as it would be alone; rows that are not learning
+stay unchanged.
 
 All matrices are laid out in one vector, so that a step is a few operations on all hosts and seeds at once. Two hosts of
 three parameters, and a seed of two parameters in host 1:
@@ -17,9 +18,9 @@ Entities are numbered hosts first, then slot by slot: the seed in slot s of host
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +69,16 @@ class OptimizerState:
         return self.mean, self.square, self.steps
 
 
+class _Factors(NamedTuple):
+    """What all steps with the same learning rates have in common."""
+
+    rate: Tensor  # (N,) from which it was computed
+    active: Tensor | None  # (rows,) likewise
+    per_row: Tensor  # (rows,) learning rate
+    keep: Tensor  # (E,) what weight decay leaves of each element
+    learning: Tensor | None  # (E,) 1 or 0; None if all rows are active
+
+
 class StackedOptimizer:
     """Updates the rows of several matrices at once; it moves them and their optimizer state into common memory.
 
@@ -85,7 +96,10 @@ class StackedOptimizer:
     ) -> None:
         self.config, self.matrices = config, list(matrices)
         states = [matrix.optimizer_state for matrix in matrices]
-        self._rows = torch.cat([matrix.rows.flatten() for matrix in matrices])
+        rows = [matrix.rows.flatten() for matrix in matrices]
+        self.padded = torch.cat([*rows, rows[0].new_zeros(1)])
+        """All parameters as one vector, with a zero behind them."""
+        self._rows = self.padded[:-1]
         self._mean = torch.cat([state.mean.flatten() for state in states])
         self._square = torch.cat([state.square.flatten() for state in states])
         self._steps = torch.cat([state.steps for state in states])
@@ -94,8 +108,8 @@ class StackedOptimizer:
         self._owner = torch.from_numpy(np.concatenate(owners)).to(device)
         widths = np.repeat([m.rows.shape[1] for m in matrices], [m.rows.shape[0] for m in matrices])
         self._widths = torch.from_numpy(widths).to(device)  # of every row
-        row_of = np.repeat(np.arange(len(widths)), widths)[matrices[0].rows.numel() :]
-        self._row_of = torch.from_numpy(row_of).to(device)  # of every element of the seeds
+        self._row_of = torch.from_numpy(np.repeat(np.arange(len(widths)), widths)).to(device)  # of every element
+        self._factors: _Factors | None = None
         self._num_hosts = len(owners[0])
         self.num_entities = (1 + num_slots) * self._num_hosts
         self._units: list[StackedParameters | Tensor] = list(matrices)
@@ -136,12 +150,12 @@ class StackedOptimizer:
         """One step in place with learning rates (N,). Returns the gradient norm of every entity.
 
         `active` is 1 for rows that learn, else 0; None if all do. Gradients of scaled losses are scaled back; hosts
-        where they overflow skip the step, with norm 0.
+        where they overflow skip the step, with norm 0. What follows from `rate` and `active` is kept for the next step
+        with the same two tensors, so they must not be changed in place. The gradient may be overwritten.
         """
         squares = torch.segment_reduce(gradient.square(), "sum", lengths=self._widths, unsafe=True)
         norms = squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).view(-1, self._num_hosts)
-        total, norms = norms.sum(0).sqrt(), norms.sqrt()
-        back = 1.0
+        total, norms = norms.sum(0).sqrt_(), norms.sqrt()
         if loss_scale is not None:
             finite = total.isfinite()
             # A host that overflows has zeros everywhere: its NaN times a zero share would still reach its moments.
@@ -150,54 +164,59 @@ class StackedOptimizer:
             loss_scale.update(finite)
             learns = finite[self._owner]
             active = learns.to(squares.dtype) if active is None else active * learns
-            gradient = torch.where(learns.repeat_interleave(self._widths, output_size=gradient.numel()), gradient, 0.0)
-        # Clipping follows torch.nn.utils.clip_grad_norm_.
-        clip = (self.config.max_gradient_norm / (total + 1e-6)).clamp(max=1.0) * back
+            gradient = torch.where(self._spread(learns), gradient * self._spread(back[self._owner]), 0.0)
+        self._clip(gradient, total)
         self._steps += 1.0 if active is None else active
-        own_rate = rate[self._owner] if active is None else rate[self._owner] * active
-        _UPDATES[self.config.name](self, gradient, clip[self._owner], own_rate, active)
+        if self._factors is None or self._factors.rate is not rate or self._factors.active is not active:
+            self._factors = self._compute_factors(rate, active)
+        _UPDATES[self.config.name](self, gradient, self._factors)
         return norms.flatten()
 
-    def _adamw(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor | None) -> None:
+    def _clip(self, gradient: Tensor, norms: Tensor) -> None:
+        """Clip the gradient of every host with norms (N,), in place, as torch.nn.utils.clip_grad_norm_ does."""
+        limit = self.config.max_gradient_norm
+        # On the CPU it costs nothing to look. NaN is not below the limit.
+        if norms.device.type == "cpu" and norms.max().item() + 1e-6 <= limit:
+            return
+        clip = (limit / (norms + 1e-6)).clamp_(max=1.0)
+        gradient.mul_(self._spread(clip[self._owner]))
+
+    def _compute_factors(self, rate: Tensor, active: Tensor | None) -> _Factors:
+        own_rate = rate[self._owner] if active is None else rate[self._owner] * active
+        return _Factors(
+            rate=rate,
+            active=active,
+            per_row=own_rate,
+            keep=self._spread(1 - own_rate * self.config.weight_decay),
+            learning=None if active is None else self._spread(active),
+        )
+
+    def _spread(self, per_row: Tensor) -> Tensor:
+        """A number per row (rows,) as one per element (E,)."""
+        return per_row.index_select(0, self._row_of)
+
+    def _adamw(self, gradient: Tensor, factors: _Factors) -> None:
         config, steps = self.config, self._steps.clamp(min=1)
-        per_row = [
-            clip,
-            1 - rate * config.weight_decay,
-            rate / (1 - config.beta1**steps),
-            (1 - config.beta2**steps).sqrt(),
-        ]
-        # With active = 0 every factor below is neutral: the row and its moments keep their values exactly.
-        per_row += [] if active is None else [(1 - config.beta1) * active, (1 - config.beta2) * active]
-        for part, factors in self._parts(torch.stack(per_row)):
-            rows, mean, square, own = (part(v) for v in (self._rows, self._mean, self._square, gradient))
-            clip, keep, rate, correction, *shares = factors
-            mean_share, square_share = shares or (1 - config.beta1, 1 - config.beta2)
-            own = own * clip
-            mean.lerp_(own, mean_share)
-            square.lerp_(own.square_(), square_share)
-            scale = square.sqrt().div_(correction).add_(config.epsilon)
-            rows.mul_(keep).sub_(torch.div(mean, scale).mul_(rate))
+        # With a share of 0 and a rate of 0 a row that is not active and its moments keep their values exactly.
+        mean_share, square_share = 1 - config.beta1, 1 - config.beta2
+        if factors.learning is not None:
+            mean_share, square_share = mean_share * factors.learning, square_share * factors.learning
+        correction = (1 - config.beta2**steps).sqrt_()
+        rate = self._spread(correction.mul(factors.per_row).div_(1 - config.beta1**steps))
+        self._mean.lerp_(gradient, mean_share)
+        self._square.lerp_(gradient.square_(), square_share)
+        # mean / (sqrt(square) / correction + epsilon), with numerator and denominator times the correction
+        scale = torch.sqrt(self._square, out=gradient).add_(self._spread(correction.mul_(config.epsilon)))
+        self._rows.mul_(factors.keep).addcdiv_(rate.mul_(self._mean), scale, value=-1.0)
 
-    def _parts(self, per_row: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor]]:
-        """The hosts, then the seeds: how to take them of a vector, and factors (F, rows) that broadcast over them.
-
-        Hosts are a matrix, so a factor per row broadcasts; seeds differ in length, so each element gets a copy.
-        """
-        shape = self.matrices[0].rows.shape
-        size = shape.numel()
-        yield lambda vector: vector[:size].view(shape), per_row[:, : shape[0], None]
-        if len(self.matrices) > 1:
-            yield lambda vector: vector[size:], per_row.index_select(1, self._row_of)
-
-    def _sgd(self, gradient: Tensor, clip: Tensor, rate: Tensor, active: Tensor | None) -> None:
-        active = torch.ones_like(clip) if active is None else active
-        per_row = torch.stack([clip, rate, active, 1 - active * (1 - self.config.beta1)])
-        for part, factors in self._parts(per_row):
-            rows, mean, own = (part(v) for v in (self._rows, self._mean, gradient))
-            clip, rate, active, momentum = factors
-            change = own.mul(clip).add_(rows, alpha=self.config.weight_decay).mul_(active)
-            mean.mul_(momentum).add_(change)
-            rows.sub_(mean * rate)
+    def _sgd(self, gradient: Tensor, factors: _Factors) -> None:
+        change = gradient.add_(self._rows, alpha=self.config.weight_decay)
+        if factors.learning is None:
+            self._mean.mul_(self.config.beta1).add_(change)
+        else:
+            momentum = 1 - factors.learning * (1 - self.config.beta1)
+            self._mean.mul_(momentum).add_(change.mul_(factors.learning))
+        self._rows.sub_(self._spread(factors.per_row).mul_(self._mean))
 
 
 _UPDATES = {"adamw": StackedOptimizer._adamw, "sgd": StackedOptimizer._sgd}

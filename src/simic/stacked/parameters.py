@@ -74,11 +74,11 @@ class StackedParameters:
         state = OptimizerState(*(tensor[chosen] for tensor in self.optimizer_state.tensors()))
         return StackedParameters(self.rows[chosen], self.shapes, state, self.aliases)
 
-    def append(self, other: StackedParameters) -> StackedParameters:
-        """A copy with the rows of `other` at the end."""
-        pairs = zip(self.optimizer_state.tensors(), other.optimizer_state.tensors(), strict=True)
+    def append(self, rows: Tensor) -> StackedParameters:
+        """A copy with new rows at the end, whose optimizer state is empty."""
+        pairs = zip(self.optimizer_state.tensors(), OptimizerState.zeros(rows).tensors(), strict=True)
         state = OptimizerState(*(torch.cat(pair) for pair in pairs))
-        return StackedParameters(torch.cat([self.rows, other.rows]), self.shapes, state, self.aliases)
+        return StackedParameters(torch.cat([self.rows, rows]), self.shapes, state, self.aliases)
 
     def flatten_gradients(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Gradients of the leaves, in their order, as one matrix (R, P); None becomes zeros."""

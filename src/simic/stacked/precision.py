@@ -5,7 +5,7 @@ Shapes: N hosts, E elements of all parameters, rows of the optimizer.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ GROWTH_INTERVAL = 2000
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Products and convolutions inside run in this precision."""
-    return torch.autocast(device.type, _DTYPES[precision])
+    return torch.autocast(device.type, _DTYPES[precision]) if precision in _DTYPES else nullcontext()
 
 
 class LossScale:

@@ -18,7 +18,7 @@ Seeds are sorted by their blend operator, so that each operator works on a range
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from simic.growth.blend import straight_through
 from simic.growth.slot_shape import Reads, SlotShape
+from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Incubation, Stage
 from simic.stacked.blend import Blending, blend
 from simic.stacked.layers import run_stacked
 from simic.stacked.parameters import StackedParameters, take_rows
@@ -53,6 +55,13 @@ class SeedGroup:
     reads: Reads = "output"
     two_layer: TwoLayer | None = None  # how the seeds run together with those of other blueprints, if they can
     start: int = 0  # of its parameters in the slot's vector
+
+    def learns(self, state: SlotState, incubation: Incubation) -> np.ndarray:
+        """Which rows receive a gradient (R,): those of seeds blended in, and of seeds in training."""
+        in_training = state.stage[self.hosts, self.slot] == Stage.TRAINING
+        # The straight-through output does not depend on the gate.
+        trains = self.name != GATE or incubation != "straight_through"
+        return (state.alpha[self.hosts, self.slot] > 0) | (in_training & trains)
 
 
 class Batch(NamedTuple):
@@ -84,63 +93,73 @@ class SlotPlan:
     straight: list[Batch]  # seeds in straight-through incubation
 
 
-class SlotSeeds(NamedTuple):
-    """All seeds of a slot, from which passes are planned."""
+class SlotSeeds:
+    """All seeds of a slot, from which passes are planned; valid until the groups change."""
 
-    groups: Sequence[SeedGroup]
-    gates: SeedGroup | None
-    vector: Tensor | None  # see SlotPlan
-    shape: SlotShape
-    operator: np.ndarray  # (N,) index into OPERATORS
+    def __init__(
+        self,
+        groups: Sequence[SeedGroup],
+        gates: SeedGroup | None,
+        vector: Tensor | None,
+        shape: SlotShape,
+        operator: np.ndarray,
+    ) -> None:
+        self.groups, self.gates, self.shape = groups, gates, shape
+        self.vector = vector  # see SlotPlan
+        self.operator = operator  # (N,) index into OPERATORS
+        self.group_of = np.full(len(operator), -1)  # (N,) index of the group of each host's seed, -1 for none
+        self.row_of = np.zeros(len(operator), dtype=np.int64)  # (N,) its row in the group
+        for index, group in enumerate(groups):
+            self.group_of[group.hosts], self.row_of[group.hosts] = index, np.arange(len(group.hosts))
 
 
 def plan_slot(
     slot: SlotSeeds, hosts: np.ndarray, alpha: np.ndarray, straight: np.ndarray, like: Tensor, *, learns: bool
 ) -> SlotPlan:
-    """Plan a slot for a pass of `hosts` (M,), given the alpha (N,) of every host.
+    """Plan a slot for a pass of `hosts` (M,), which may name a host several times, with an alpha (M,) for each.
 
-    Seeds are active where alpha > 0, and where `straight` (N,) says that they learn straight-through. Numbers become
+    Seeds are active where alpha > 0, and where `straight` (M,) says that they learn straight-through. Numbers become
     tensors with the dtype and device of `like`.
     """
     device = like.device
-    row_of_host = np.full(len(alpha), -1)
-    row_of_host[hosts] = np.arange(len(hosts))
-    owners = hosts[(alpha[hosts] > 0) & _is_member(slot.groups, len(alpha))[hosts]]
-    owners = owners[np.argsort(slot.operator[owners], kind="stable")]
-    number_of_host = np.full(len(alpha), -1)
-    number_of_host[owners] = np.arange(len(owners))
+    group_of, row_of = slot.group_of[hosts], slot.row_of[hosts]
+    at = np.flatnonzero((alpha > 0) & (group_of >= 0))
+    at = at[np.argsort(slot.operator[hosts[at]], kind="stable")]
+    order = np.lexsort((row_of[at], group_of[at]))  # numbers group by group, in the order of the group's rows
+    ends = np.searchsorted(group_of[at[order]], np.arange(len(slot.groups) + 1)).tolist()
     in_blocks: dict[Reads, list[Seeds]] = {}
     batches, numbers = list[Batch](), list[np.ndarray]()
-    for group in slot.groups:
-        if not (rows := np.flatnonzero(number_of_host[group.hosts] >= 0)).size:
+    for group, start, end in zip(slot.groups, ends, ends[1:], strict=False):
+        if start == end:
             continue
-        number = number_of_host[group.hosts[rows]]
+        number = order[start:end]
+        rows = row_of[at[number]]
         if group.two_layer is not None:
             seeds = Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number)
             in_blocks.setdefault(group.reads, []).append(seeds)
         else:
-            batches.append(_batch(group, rows, number, row_of_host, device))
+            batches.append(_batch(group, rows, at[number], number, device))
             numbers.append(number)
-    at, (multiply, gate) = row_of_host[owners], np.searchsorted(slot.operator[owners], (1, 2)).tolist()
+    multiply, gate = np.searchsorted(slot.operator[hosts[at]], (1, 2)).tolist()
     blending = Blending(
         at=torch.from_numpy(at).to(device),
-        alpha=torch.from_numpy(alpha[owners]).to(like).view(-1, *[1] * slot.shape.rank),
+        alpha=torch.from_numpy(alpha[at]).to(like).view(-1, *[1] * slot.shape.rank),
         multiply=slice(multiply, gate),
-        gate=slice(gate, len(owners)),
+        gate=slice(gate, len(at)),
     )
     return SlotPlan(
         samples_last=slot.shape.topology == "features",
         learns=learns,
-        blending=blending if len(owners) else None,
+        blending=blending if len(at) else None,
         blocks=[_plan_blocks(slot, own, reads, at, device) for reads, own in in_blocks.items()],
         vector=slot.vector,
         batches=batches,
         order=None if in_blocks else _order(numbers, device),
-        gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
+        gates=_plan_gates(slot, hosts, at[gate:], device) if gate < len(at) else None,
         straight=[
-            _batch(group, rows, rows, row_of_host, device)
-            for group in slot.groups
-            if (rows := np.flatnonzero((row_of_host[group.hosts] >= 0) & straight[group.hosts])).size
+            _batch(group, row_of[own], own, own, device)
+            for index, group in enumerate(slot.groups)
+            if (own := np.flatnonzero(straight & (group_of == index))).size
         ],
     )
 
@@ -152,30 +171,19 @@ def _plan_blocks(
     return plan_blocks(seeds, at, slot.shape, reads, slot.vector.numel(), device)
 
 
-def _plan_gates(slot: SlotSeeds, owners: np.ndarray, row_of_host: np.ndarray, device: torch.device) -> Batch:
+def _plan_gates(slot: SlotSeeds, hosts: np.ndarray, at: np.ndarray, device: torch.device) -> Batch:
     assert slot.gates is not None
-    row_of_gate = np.empty(len(row_of_host), dtype=np.int64)
-    row_of_gate[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
-    rows = row_of_gate[owners]
-    return _batch(slot.gates, rows, rows, row_of_host, device)
+    row_of = np.zeros(len(slot.operator), dtype=np.int64)
+    row_of[slot.gates.hosts] = np.arange(len(slot.gates.hosts))
+    return _batch(slot.gates, row_of[hosts[at]], at, at, device)
 
 
-def _is_member(groups: Iterable[SeedGroup], num_hosts: int) -> np.ndarray:
-    """Whether each host has a seed in one of these groups (N,)."""
-    member = np.zeros(num_hosts, dtype=bool)
-    for group in groups:
-        member[group.hosts] = True
-    return member
-
-
-def _batch(
-    group: SeedGroup, rows: np.ndarray, number: np.ndarray, row_of_host: np.ndarray, device: torch.device
-) -> Batch:
+def _batch(group: SeedGroup, rows: np.ndarray, at: np.ndarray, number: np.ndarray, device: torch.device) -> Batch:
     every = len(rows) == len(group.hosts) and bool((rows == np.arange(len(rows))).all())
     return Batch(
         group=group,
         rows=None if every else torch.from_numpy(rows).to(device),
-        at=torch.from_numpy(row_of_host[group.hosts[rows]]).to(device),
+        at=torch.from_numpy(at).to(device),
         number=torch.from_numpy(number).to(device),
     )
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.growth.blueprints import BLUEPRINTS, blueprints_for
+from simic.growth.blueprints import BLUEPRINTS, blueprints_for, new_branch
 from simic.growth.isolation import preserved_rng
-from simic.growth.seed import new_gate, new_seed
+from simic.growth.seed import blueprint_at, new_gate
 from simic.growth.slot_discovery import find_sites, with_seats
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -63,7 +63,7 @@ class Structure:
         if list(slot_names) != names[: len(slot_names)] or len(slot_names) >= len(names):
             raise ValueError(f"slots must be the first segments of {names}, with at least one behind, got {slot_names}")
         check_parameters(self._template)
-        self.segments, self._segment_names = list(segments.values()), names
+        self.segments, self.segment_names = list(segments.values()), names
         sites = find_sites(self._template, list(slot_names), example_input)
         self.sites, self.seeds_per_slot = with_seats(sites, seeds_per_slot), seeds_per_slot
         if other := [site.name for site in sites if site.order is not None]:
@@ -103,7 +103,7 @@ class Structure:
 
     def segment_parameters(self) -> list[Parameters]:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
-        return [part_of(self.hosts.by_name, name) for name in self._segment_names]
+        return [part_of(self.hosts.by_name, name) for name in self.segment_names]
 
     def segment_of(self, slot: int) -> int:
         """The segment that a slot belongs to."""
@@ -119,10 +119,9 @@ class Structure:
     def new_seed(self, slot: int, blueprint_index: int, entropy: tuple[int, ...]) -> nn.Module:
         """Build a seed's branch, initialized from `entropy`; raise if it does not fit or cannot run stacked."""
         site = self.sites[slot]
-        cpu = self.reference.new_empty(0, device="cpu")
-        seed = new_seed(self.blueprint_names, blueprint_index, site, entropy, cpu, check=False)
-        check_blueprint(seed.blueprint, site, cpu)
-        return seed.branch
+        name = blueprint_at(self.blueprint_names, blueprint_index, site)
+        check_blueprint(name, site, self.reference.new_empty(0, device="cpu"))
+        return new_branch(name, site.shape, entropy)
 
     def add_seeds(self, seeds: Iterable[tuple[int, str, int, nn.Module]]) -> None:
         """Put newborn seeds (slot, blueprint, host, branch) into their groups; gates come with `sync_with_slots`."""
@@ -134,13 +133,16 @@ class Structure:
 
     def _add_rows(self, key: GroupKey, hosts: Sequence[int], modules: Sequence[nn.Module]) -> None:
         self._changed = True
-        rows, group = StackedParameters.of_modules(modules, self.reference), self.groups.get(key)
+        group = self.groups.get(key)
         if group is not None:
+            rows = torch.stack([row_of(module, self.reference) for module in modules])
             group.hosts, group.parameters = np.append(group.hosts, hosts), group.parameters.append(rows)
             return
+        rows = StackedParameters.of_modules(modules, self.reference)
         slot, name = key
         shape, reads = self.sites[slot].shape, "output" if name == GATE else BLUEPRINTS[name].reads
-        narrow = name != GATE and shape.topology == "features" and shape.features <= MAX_FEATURES
+        widest = max(shape.features, shape.in_features or 0) if reads == "input" else shape.features
+        narrow = name != GATE and shape.topology == "features" and widest <= MAX_FEATURES
         kind = two_layer(modules[0]) if narrow and self.join_seeds else None
         module = modules[0].to(self.reference.device)
         self.groups[key] = SeedGroup(slot, name, module, np.array(hosts), rows, reads, kind)
@@ -158,7 +160,7 @@ class Structure:
             known = () if group is None else group.hosts
             if missing := np.setdiff1d(np.flatnonzero(gated[:, slot]), known).tolist():
                 cpu = self.reference.new_empty(0, device="cpu")
-                self._add_rows((slot, GATE), missing, [new_gate(site.shape, cpu) for _ in missing])
+                self._add_rows((slot, GATE), missing, [new_gate(site.shape, cpu)] * len(missing))  # all are born alike
         self.operator = np.where(slot_state.occupied, _OPERATOR[slot_state.style], 0)
         changed, self._changed = self._changed, False
         return changed

@@ -109,15 +109,10 @@ class BlockPlan:
         return [hidden * k * self.in_features, hidden * k, self.num_out * c * k, self.num_seeds * c]
 
     def split(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The parts of a buffer: (hidden, K, D), (hidden, K, 1), (out, C, K), (R, C, 1)."""
+        """The parts of a buffer: (hidden, D, K), (hidden, K, 1), (out, C, K), (R, C, 1)."""
         first, first_bias, out, out_bias = buffer.split(self.sizes)
-        c, k = self.features, self.block
-        return (
-            first.view(-1, k, self.in_features),
-            first_bias.view(-1, k, 1),
-            out.view(-1, c, k),
-            out_bias.view(-1, c, 1),
-        )
+        c, d, k = self.features, self.in_features, self.block
+        return first.view(-1, d, k), first_bias.view(-1, k, 1), out.view(-1, c, k), out_bias.view(-1, c, 1)
 
 
 def plan_blocks(
@@ -174,10 +169,10 @@ def _places(
     bases = np.concatenate([[0], np.cumsum(sizes[:3] * [num_hidden, num_hidden, num_out])])
     places, chosen, start = [], [], 0
     for own in seeds:
-        part, column, chunk, inner = _layout(own.kind, tuple(own.shapes.items()), features, block)
-        unit = units[start : start + len(own.rows)][:, column] + chunk  # (r, P)
-        places.append((bases[part] + sizes[part] * unit + inner).reshape(-1))
-        chosen.append((own.start + own.rows[:, None] * len(part) + np.arange(len(part))).reshape(-1))
+        part, column, of_tensor, inner = _layout(own.kind, tuple(own.shapes.items()), features, block)
+        first = bases[part] + sizes[part] * units[start : start + len(own.rows)][:, column]  # (r, tensors)
+        places.append((first[:, of_tensor] + inner).reshape(-1))
+        chosen.append((own.rows[:, None] * len(inner) + np.arange(own.start, own.start + len(inner))).reshape(-1))
         start += len(own.rows)
     return np.concatenate(places), np.concatenate(chosen)
 
@@ -186,29 +181,31 @@ def _places(
 def _layout(
     kind: TwoLayer, shapes: tuple[tuple[str, torch.Size], ...], features: tuple[int, int], block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For each parameter of a seed (P,): its part of the buffer, what it is counted by there, the block, the place.
+    """For each tensor of a seed its part of the buffer, and what it is counted by there.
 
-    It is counted by the seed (0, the bias of the output), its first block (1) or its first gate (2).
+    That is the seed (0, the bias of the output), its first block (1) or its first gate (2). Then for each parameter
+    (P,) the tensor that it belongs to, and its place behind the beginning of the first such unit.
     """
     c, d = features
-    unit, feature = np.arange(kind.hidden), np.arange(c)
+    feature, unit = np.arange(c), np.arange(kind.hidden)
     chunk, inside = unit // block, unit % block
-    tables = []
-    for name, shape in shapes:
-        layer, _, field = name.rpartition(".")
-        if layer == kind.out and field == "bias":
-            own = (3, 0, np.zeros(c, dtype=np.int64), feature)
+    parts, columns, places = [], [], []
+    for name, _ in shapes:
+        layer, _, kind_of_tensor = name.rpartition(".")
+        if layer == kind.out and kind_of_tensor == "bias":
+            own = (3, 0, feature)
         elif layer == kind.out:  # (C, hidden)
-            own = (2, 1, np.broadcast_to(chunk, shape), feature[:, None] * block + inside)
-        elif field == "weight":  # (hidden, D)
-            own = (0, 2 if layer == kind.gate else 1, np.repeat(chunk, d), inside[:, None] * d + np.arange(d))
+            own = (2, 1, feature[:, None] * block + chunk * block * c + inside)
+        elif kind_of_tensor == "weight":  # (hidden, D)
+            first = chunk * block * d + inside
+            own = (0, 2 if layer == kind.gate else 1, first[:, None] + np.arange(d) * block)
         else:
-            own = (1, 2 if layer == kind.gate else 1, chunk, inside)
-        part, column, chunks, inner = own
-        size = shape.numel()
-        tables.append((np.full(size, part), np.full(size, column), chunks.reshape(-1), inner.reshape(-1)))
-    part, column, chunks, inner = (np.concatenate(each) for each in zip(*tables, strict=True))
-    return part, column, chunks, inner
+            own = (1, 2 if layer == kind.gate else 1, unit)
+        parts.append(own[0])
+        columns.append(own[1])
+        places.append(own[2].reshape(-1))
+    of_tensor = np.repeat(np.arange(len(places)), [len(own) for own in places])
+    return np.array(parts), np.array(columns), of_tensor, np.concatenate(places)
 
 
 def run_blocks(h: Tensor, parameters: Tensor, plan: BlockPlan) -> Tensor:
@@ -233,7 +230,7 @@ class _Blocks(torch.autograd.Function):
         buffer = own.new_zeros(sum(plan.sizes)).scatter_(0, plan.places, own)
         first, first_bias, out, out_bias = plan.split(buffer.to(h.dtype))
         x = h.index_select(0, plan.source)
-        hidden = torch.baddbmm(first_bias, first, x)  # (hidden blocks, K, B)
+        hidden = torch.baddbmm(first_bias, first.transpose(1, 2), x)  # (hidden blocks, K, B)
         active = hidden.new_empty(plan.num_out, *hidden.shape[1:])
         active[: plan.gated.start] = hidden[: plan.gated.start]
         if plan.gated.stop > plan.gated.start:
@@ -266,10 +263,10 @@ class _Blocks(torch.autograd.Function):
         grad_h = grad_parameters = None
         if ctx.needs_input_grad[0]:
             grad_h = grad.new_zeros(ctx.num_rows, *x.shape[1:])
-            grad_h.index_add_(0, plan.source, torch.bmm(first.transpose(1, 2), grad_hidden))
+            grad_h.index_add_(0, plan.source, torch.bmm(first, grad_hidden))
         if ctx.needs_input_grad[1]:
             parts = (
-                torch.bmm(grad_hidden, x.transpose(1, 2)),
+                torch.bmm(x, grad_hidden.transpose(1, 2)),
                 grad_hidden.sum(2),
                 torch.bmm(grad_out, active.transpose(1, 2)),
                 grad.sum(2),
