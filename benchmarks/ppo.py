@@ -10,13 +10,14 @@ in its favour. Before the LSTM ours has an encoder of 64 units, so an LSTM input
 scales of observations, rewards and values, which theirs lacks.
 
 rl_games' a2c_discrete is measured with one LSTM for actor and critic behind a layer of 64, as ours. Only what comes
-after playing is timed. Its setting seq_length cuts sequences, starts each cut from the state of playing, and sends no
-gradient back beyond it. With 128 nothing is cut, and its gradients go back to the beginning of every episode, as ours:
-this is the same work, and the headline. Its recurrent configs cut to between 2 and 32 steps, which is less work and a
-coarser gradient; 32, and the 4 of its config for this task, are shown beside it. In its favour throughout: it takes
-values and old probabilities from playing, where ours makes two more passes, for the probabilities under the new scales
-and for the measurements after the update; and its critic has no hidden layer. In ours: its
-runner compiles the network unless told not to, and no network is compiled here.
+after playing is timed. Both are measured with sequences of equal length, its seq_length and our sequence_length: each
+sends no gradient back beyond the cuts. The headline, rl_games_update_64 and _256, is with 128, our default: nothing is
+cut, and all gradients go back to the beginning of their episode. The keys with _cut_ are with shorter sequences, both
+cut alike; its recurrent configs have between 2 and 32, that for this task has 4. The number of steps is the same for
+every length; rl_games runs shorter sequences in fewer calls, because it makes one wherever any of them resets. In its
+favour throughout: it takes values, old probabilities and the states at the cuts from playing, where ours makes two more
+passes, for all of these under the new scales and for the measurements after the update; and its critic has no hidden
+layer. In ours: its runner compiles the network unless told not to, and no network is compiled here.
 
 Importing rl_games turns off the checks that torch's distributions make of their arguments, for the whole process. Each
 peer runs as it does alone: rl_games without them, sb3-contrib with them. Ours uses none of these distributions. Without
@@ -69,8 +70,8 @@ from simic.ppo.agent import PPOAgent
 from simic.ppo.config import PPOConfig
 
 NUM_ENVS, NUM_STEPS, NUM_MINIBATCHES, PPO_EPOCHS = 8, 128, 4, 4
-SEQUENCE_LENGTHS = (NUM_STEPS, 32, 4)
-"""Of rl_games, the first for the headline."""
+SEQUENCE_LENGTHS = (NUM_STEPS, 32, 16, 4)
+"""Of rl_games and of ours beside it, the first for the headline."""
 NUM_SLOTS, NUM_BLUEPRINTS = 3, 7
 HEAD_SIZES = [{"slot": NUM_SLOTS, "blueprint": NUM_BLUEPRINTS}.get(h) or len(HEAD_VALUES[h]) for h in HEADS]
 
@@ -94,10 +95,12 @@ def cart_pole() -> gym.Env:
     return gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
 
 
-def make_ours(hidden_size: int) -> tuple[PPOAgent, Collector]:
+def make_ours(hidden_size: int, sequence_length: int | None = None) -> tuple[PPOAgent, Collector]:
     """An untrained agent and what plays it."""
     envs = SyncVectorEnv([cart_pole] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
-    config = PPOConfig(ppo_epochs=PPO_EPOCHS, num_minibatches=NUM_MINIBATCHES, target_kl=None)
+    config = PPOConfig(
+        ppo_epochs=PPO_EPOCHS, num_minibatches=NUM_MINIBATCHES, target_kl=None, sequence_length=sequence_length
+    )
     agent = PPOAgent(make_network(envs, PolicyConfig(hidden_size=hidden_size)), config)
     return agent, Collector(envs, agent, NUM_STEPS)
 
@@ -211,8 +214,8 @@ def best_seconds(jobs: dict[str, Callable[[], Callable[[], object]]], rounds: in
 def time_updates(hidden_size: int, rounds: int) -> dict[str, float]:
     """Seconds of an update by ours, sb3's default, its shared LSTM and rl_games, on rollouts of untrained policies."""
 
-    def ours() -> Callable[[], object]:
-        agent, collector = make_ours(hidden_size)
+    def ours(length: int) -> Callable[[], object]:
+        agent, collector = make_ours(hidden_size, length)
         rollout = collector.collect()
         return lambda: agent.update(rollout)
 
@@ -236,8 +239,9 @@ def time_updates(hidden_size: int, rounds: int) -> dict[str, float]:
         return learn
 
     jobs: dict[str, Callable[[], Callable[[], object]]]
-    jobs = {"ours": ours, "default": lambda: theirs(shared=False), "shared": lambda: theirs(shared=True)}
-    jobs |= {f"rl_games_{length}": partial(rl_games, length) for length in SEQUENCE_LENGTHS}
+    jobs = {"default": lambda: theirs(shared=False), "shared": lambda: theirs(shared=True)}
+    for length in SEQUENCE_LENGTHS:
+        jobs |= {f"ours_{length}": partial(ours, length), f"rl_games_{length}": partial(rl_games, length)}
     with tempfile.TemporaryDirectory() as directory:
         return best_seconds(jobs, rounds)
 
@@ -303,20 +307,23 @@ def main(options: Options) -> None:
     result = {}
     for hidden_size in (64, 256):
         seconds = time_updates(hidden_size, options.rounds)
-        default, shared = seconds["default"] / seconds["ours"], seconds["shared"] / seconds["ours"]
+        own = seconds[f"ours_{NUM_STEPS}"]
+        default, shared = seconds["default"] / own, seconds["shared"] / own
         print(
-            f"update   LSTM {hidden_size:3d}: {seconds['ours']:.3f} s against {seconds['default']:.3f} s, "
+            f"update   LSTM {hidden_size:3d}: {own:.3f} s against {seconds['default']:.3f} s, "
             f"{default:.2f}x; with a shared LSTM {seconds['shared']:.3f} s, {shared:.2f}x",
             flush=True,
         )
         result[f"update_speedup_{hidden_size}"] = round(default, 3)
         result[f"update_speedup_shared_{hidden_size}"] = round(shared, 3)
-        ratios = {length: seconds[f"rl_games_{length}"] / seconds["ours"] for length in SEQUENCE_LENGTHS}
-        of_length = (f"{seconds[f'rl_games_{k}']:.3f} s with sequences of {k}, {v:.2f}x" for k, v in ratios.items())
-        print(f"                   rl_games {'; '.join(of_length)}", flush=True)
-        for length, ratio in ratios.items():
+        for length in SEQUENCE_LENGTHS:
+            own, other = seconds[f"ours_{length}"], seconds[f"rl_games_{length}"]
+            print(
+                f"         sequences of {length:3d}: {own:.3f} s against {other:.3f} s of rl_games, {other / own:.2f}x",
+                flush=True,
+            )
             cut = "" if length == NUM_STEPS else f"_cut_{length}"
-            result[f"rl_games_update_{hidden_size}{cut}"] = round(ratio, 3)
+            result[f"rl_games_update_{hidden_size}{cut}"] = round(other / own, 3)
     seconds = time_training(64, options.rounds, options.training_updates)
     steps = options.training_updates * NUM_ENVS * NUM_STEPS
     result["training_speedup_64"] = round(seconds["default"] / seconds["ours"], 3)

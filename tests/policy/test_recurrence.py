@@ -1,19 +1,39 @@
 """Sequences cut at resets and run side by side give what one step after the other gives."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.policy.recurrence import SHORT, Core, split_episodes, state_health
+from simic.policy.recurrence import Core, Pieces, split_episodes, split_for_pieces, split_pieces, state_health
 
 INPUTS, HIDDEN = 3, 4
 
 
 def make_core(name) -> Core:
+    """A core with biases as training leaves them: a fresh one has none."""
     torch.manual_seed(0)
-    return Core(INPUTS, HIDDEN, name)
+    core = Core(INPUTS, HIDDEN, name)
+    for bias in (core.cell.bias_ih_l0, core.cell.bias_hh_l0):
+        torch.nn.init.normal_(bias)
+    return core
+
+
+def draw_resets(seed, steps, envs, rate) -> np.ndarray:
+    """Where episodes begin (T, N), in about half of the environments with the first step."""
+    rng = np.random.default_rng(seed)
+    first = rng.random((steps, envs)) < rate
+    first[0] |= rng.random(envs) < 0.5
+    return first
+
+
+def cut(core, x, state, first, length) -> Pieces:
+    """The pieces after a pass over whole sequences."""
+    segments, row = split_for_pieces(first, length)
+    return Pieces(row, core(x, state, segments)[1].detach())
 
 
 def stepped(core, x, state, first):
@@ -42,11 +62,9 @@ def test_a_sequence_in_one_call_is_its_steps(name):
 @settings(max_examples=15, deadline=None)
 def test_pieces_are_steps_with_zeroed_states(name, data):
     """Random resets, states carried in where the first step is no reset; outputs and gradients."""
-    steps, envs = data.draw(st.integers(1, 2 * SHORT + 20)), data.draw(st.integers(1, 4))
+    steps, envs = data.draw(st.integers(1, 84)), data.draw(st.integers(1, 4))
     rate, seed = data.draw(st.sampled_from([0.0, 0.03, 0.2, 0.7])), data.draw(st.integers(0, 10**6))
-    rng = np.random.default_rng(seed)
-    first = rng.random((steps, envs)) < rate
-    first[0] |= rng.random(envs) < 0.5
+    first = draw_resets(seed, steps, envs, rate)
     core = make_core(name)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(steps, envs, INPUTS, generator=generator)
@@ -67,6 +85,72 @@ def test_whole_episodes_need_no_cut():
     first = np.zeros((5, 3), dtype=bool)
     first[0] = True
     assert split_episodes(first) is None
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_nothing_passes_from_an_episode_to_the_next_of_its_row(name):
+    """Both are in one row; to the last bit, the second does not depend on the first, nor does its gradient."""
+    core, first = make_core(name), np.zeros((60, 1), dtype=bool)
+    first[[0, 40, 50]] = True
+    segments = split_episodes(first)
+    assert segments is not None
+    assert segments.calls == ((40, 2),)  # the first episode, and behind each other the two short ones
+    x = torch.randn(60, 1, INPUTS, requires_grad=True)
+    other = torch.cat([torch.randn(50, 1, INPUTS), x[50:].detach()])
+    state = torch.zeros(1, core.state_size)
+    out = core(x, state, segments)[0]
+    assert torch.equal(out[50:], core(other, state, segments)[0][50:])
+    (gradient,) = torch.autograd.grad(out[50:].square().sum(), x)
+    assert (gradient[:50] == 0).all()
+    assert (gradient[50:] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_pieces_from_exact_states_are_whole_sequences(name, data):
+    """Also the first pass, which keeps the states; pieces are as long as asked or end with their episode."""
+    steps, envs, length = data.draw(st.integers(2, 50)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 20))
+    seed, rate = data.draw(st.integers(0, 10**6)), data.draw(st.sampled_from([0.0, 0.1, 0.5]))
+    first, core = draw_resets(seed, steps, envs, rate), make_core(name)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(steps, envs, INPUTS, generator=generator)
+    state = torch.randn(envs, core.state_size, generator=generator)
+    expected, _ = stepped(core, x, state, torch.from_numpy(first))
+    segments, row = split_for_pieces(first, length)
+    out, states = core(x, state, segments)
+    assert torch.allclose(out, expected, atol=1e-5)
+    out, _ = core(x, states, split_pieces(first, row))
+    assert torch.allclose(out, expected, atol=1e-5)
+    for env in range(envs):
+        begins = [*np.flatnonzero(row[:, env] >= 0), steps]
+        for begin, end in pairwise(begins):
+            assert end - begin == length or (end - begin < length and (end == steps or first[end, env]))
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_no_gradient_crosses_the_border_of_a_piece(name):
+    """Steps 8 to 11 are a piece; an episode that begins with step 10 stops the gradient inside it."""
+    core, first = make_core(name), np.zeros((16, 2), dtype=bool)
+    first[0] = True
+    first[10, 1] = True
+    x, state = torch.randn(16, 2, INPUTS, requires_grad=True), torch.zeros(2, core.state_size)
+    pieces = cut(core, x, state, first, 4)
+    out, _ = core(x, pieces.states, split_pieces(first, pieces.row))
+    (gradient,) = torch.autograd.grad(out[11].square().sum(), x)
+    reached = (gradient != 0).any(-1)
+    assert reached[:, 0].nonzero().flatten().tolist() == [8, 9, 10, 11]
+    assert reached[:, 1].nonzero().flatten().tolist() == [10, 11]
+
+
+def test_pieces_of_some_environments_keep_their_states():
+    core, first = make_core("lstm"), draw_resets(3, 20, 5, 0.1)
+    x, state = torch.randn(20, 5, INPUTS), torch.randn(5, core.state_size)
+    pieces, chosen = cut(core, x, state, first, 6), np.array([4, 1])
+    part = pieces.environments(chosen)
+    whole, _ = core(x, pieces.states, split_pieces(first, pieces.row))
+    out, _ = core(x[:, chosen], part.states, split_pieces(first[:, chosen], part.row))
+    assert torch.allclose(out, whole[:, chosen], atol=1e-6)
 
 
 def test_a_piece_that_begins_ignores_the_state_before_the_rollout():
@@ -91,20 +175,20 @@ def test_some_begin_and_some_go_on():
 
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 80))
 @settings(max_examples=30, deadline=None)
-def test_padding_at_most_doubles_what_is_not_short(seed, steps):
-    """Every step is found where `back` says; buckets of long segments are at most half padding."""
+def test_every_step_is_found_and_rows_are_filled(seed, steps):
+    """At most one row is less than half full."""
     first = np.random.default_rng(seed).random((steps, 3)) < 0.1
     segments = split_episodes(first)
     if segments is None:
         return
-    laid_out = torch.cat([bucket.source.flatten() for bucket in segments.buckets])
-    assert laid_out[segments.back].tolist() == list(range(3 * steps))
-    size = sum(bucket.source.numel() for bucket in segments.buckets)
-    assert size <= 2 * 3 * steps + SHORT * sum(b.source.shape[1] for b in segments.buckets if len(b.source) <= SHORT)
+    assert segments.source[segments.back].tolist() == list(range(3 * steps))
+    ((length, rows),) = segments.calls
+    assert len(segments.source) == length * rows
+    assert (rows - 1) * length <= 2 * (3 * steps + first.sum())
 
 
 def test_orthogonal_weights_and_zero_biases():
-    core = make_core("lstm")
+    core = Core(INPUTS, HIDDEN, "lstm")
     for gate in core.cell.weight_hh_l0.split(HIDDEN):
         assert gate.shape == (HIDDEN, HIDDEN)
     weight = core.cell.weight_hh_l0.detach()

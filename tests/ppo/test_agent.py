@@ -287,6 +287,59 @@ def test_an_update_in_micro_batches_is_the_same_update():
     assert metrics[0].gradient_norm == pytest.approx(metrics[1].gradient_norm, rel=1e-3)
 
 
+# Truncated backpropagation.
+
+
+@pytest.mark.parametrize("length", [12, 99])
+def test_sequences_no_longer_than_pieces_are_not_cut(length):
+    """To the last bit."""
+    agents = [stir(growth_agent(sequence_length=n, num_minibatches=2)) for n in (None, length)]
+    rollout, _ = play(agents[0], 12, 4)
+    for agent in agents:
+        agent.update(rollout)
+    assert same(*map(parameters, agents))
+
+
+@pytest.mark.parametrize("make", [flat_agent, growth_agent])
+def test_pieces_start_from_states_that_no_step_made_stale(make):
+    """Before the first step they give the losses of whole sequences, and a gradient of their own."""
+    agents = [stir(make(sequence_length=length)) for length in (None, 3)]
+    rollout = play(agents[0], 14, 4)[0]
+    assert rollout.first[1:].any()
+    found = []
+    for agent in agents:
+        batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
+        minibatches = list(agent.minibatches(batch, 0))
+        assert [part.rollout.shape for part in minibatches] == [(14, 1)] * 4
+        found.append((agent.backward(minibatches[0], agent.entropy_weights(statistics.head_entropy)), agent))
+    (whole, _), (cut, _) = found
+    for name, one, other in zip(whole._fields, whole, cut, strict=True):
+        assert torch.allclose(one, other, atol=1e-5), name
+    assert cut.kl.item() < 1e-6
+    weights = [agent.plain.core.cell.weight_hh_l0.grad for _, agent in found]
+    assert not torch.allclose(*weights, atol=1e-4)
+
+
+def test_pieces_in_micro_batches_are_the_same_update():
+    agents = [stir(flat_agent(sequence_length=4, micro_batches=parts, num_minibatches=2)) for parts in (1, 3)]
+    rollout, _ = play(agents[0], 18, 6)
+    for agent in agents:
+        agent.update(rollout)
+    for name, value in parameters(agents[0]).items():
+        assert torch.allclose(value, parameters(agents[1])[name], atol=2e-5), name
+
+
+def test_recomputing_advantages_also_refreshes_the_states_of_pieces():
+    agent = stir(flat_agent(sequence_length=4))
+    batch, _ = agent.prepare_batch(play(agent, 12, 3)[0])
+    stir(agent)
+    fresh = agent.refresh_advantages(batch)
+    assert batch.pieces is not None
+    assert fresh.pieces is not None
+    assert torch.equal(fresh.pieces.states[:3], batch.pieces.states[:3])  # before the rollout
+    assert not torch.allclose(fresh.pieces.states[3:], batch.pieces.states[3:], atol=1e-3)
+
+
 # KL: when to stop, how fast to go on.
 
 

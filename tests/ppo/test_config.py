@@ -14,6 +14,8 @@ from simic.ppo.config import PPOConfig
         ({"ppo_epochs": 0}, "ppo_epochs must be at least 1, got 0"),
         ({"num_minibatches": 0}, "num_minibatches must be at least 1"),
         ({"micro_batches": 0}, "micro_batches must be at least 1"),
+        ({"sequence_length": 0}, "sequence_length must be at least 1, got 0"),
+        ({"sequence_length": -4}, "sequence_length must be at least 1, got -4"),
         ({"max_skipped_steps": 0}, "max_skipped_steps must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0, got nan"),

@@ -31,6 +31,7 @@ def twin_on_meta(make, **config):
         {},
         {"surrogate": "per_head", "micro_batches": 2, "max_head_gradient_norm": 0.5},
         {"value_clip_range": 0.2, "critic_weight_decay": 0.1},
+        {"sequence_length": 3, "micro_batches": 2},
     ],
 )
 def test_one_whole_update_stays_on_its_device(make, config):

@@ -5,6 +5,7 @@ Agents are small; rollouts have real masks, every operation, resets inside and c
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -379,7 +380,7 @@ def beside_waits(batch, copies) -> Batch:
     batches = [batch] + [quiet] * copies
     names = ("log_prob", "value", "target", "advantage", "head_used", "has_choice")
     joined = join(parts)
-    chosen = {name: torch.cat([getattr(b, name) for b in batches], 1) for name in names}
+    chosen: dict[str, Any] = {name: torch.cat([getattr(b, name) for b in batches], 1) for name in names}
     return Batch(rollout=joined, reading=GROWTH_TREE.reading(joined.action, joined.mask), **chosen)
 
 

@@ -46,7 +46,7 @@ class Output(NamedTuple):
 
     logits: Tensor  # (T, N, R, W)
     value: Tensor  # (T, N), normalized by the learner's value scale
-    state: Tensor | None  # (N, K) after the last step
+    state: Tensor | None  # (N, K) after the last step; see `Core.forward` for split sequences
     contribution: Tensor | None  # (T, N, S) predicted, if the network has that head
 
 

@@ -6,13 +6,14 @@ Shapes: T steps, N environments, H heads.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from simic.policy.action_tree import Reading, TreeDistribution
-from simic.policy.recurrence import state_health
+from simic.policy.recurrence import EpisodeSegments, Pieces, split_pieces, state_health
 from simic.ppo import losses
 from simic.ppo.config import PPOConfig
 from simic.ppo.rollout import Rollout
@@ -37,18 +38,34 @@ class Batch:
     """Used heads of valid decisions with more than one legal choice (T, N, H)."""
     reading: Reading
     """What the actions read of the action tree."""
+    pieces: Pieces | None = None
+    """Where sequences are cut, and the states there before the update; None leaves them whole."""
 
     @property
     def free(self) -> Tensor:
         """Valid decisions with more than one legal action (T, N): the policy learns from these only."""
         return self.has_choice.any(-1)
 
+    @property
+    def state(self) -> Tensor:
+        """The states from which sequences start: (N, K), or with pieces (M, K)."""
+        return self.rollout.state if self.pieces is None else self.pieces.states
+
+    @cached_property
+    def segments(self) -> EpisodeSegments | None:
+        """The sequences split at episode ends, and into pieces; None if they are whole."""
+        if self.pieces is None:
+            return self.rollout.segments
+        return split_pieces(self.rollout.first.numpy(), self.pieces.row, self.target.device)
+
     def environments(self, index: Tensor) -> Batch:
         """The part of some environments, by an index on the CPU."""
         here = index.to(self.target.device)
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         chosen = {name: part.index_select(1, here) for name, part in parts.items() if isinstance(part, Tensor)}
-        return Batch(rollout=self.rollout.environments(index), reading=self.reading.environments(here), **chosen)
+        pieces = self.pieces and self.pieces.environments(index.numpy())
+        reading = self.reading.environments(here)
+        return Batch(rollout=self.rollout.environments(index), reading=reading, pieces=pieces, **chosen)
 
     def with_values(self, value: Tensor, config: PPOConfig) -> Batch:
         """The batch with advantages and targets from new values (T, N); old values and log-probabilities stay."""

@@ -28,6 +28,9 @@ class PPOConfig:
     """Minibatches, and so gradient steps, per PPO epoch; each holds whole environments."""
     micro_batches: int = 1
     """Parts of a minibatch that are computed one after the other to save memory; the gradient is the same."""
+    sequence_length: int | None = None
+    """Truncated backpropagation through time: cut sequences into pieces of at most this many steps, each of which
+    starts from its state before the update. None sends gradients back to the beginning of every episode."""
     surrogate: Surrogate = "joint"
     """Clip the probability ratio of whole actions (joint) or of each head (per_head)."""
     clip_range: float = 0.2
@@ -72,6 +75,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         _check(self, "gamma gae_lambda entropy_floor", *SHARE)
         _check(self, "ppo_epochs num_minibatches micro_batches max_skipped_steps floor_boost anneal_updates", *FROM_ONE)
+        _check(self, "sequence_length", *FROM_ONE)
         _check(self, "learning_rate clip_range max_gradient_norm adam_epsilon", *POSITIVE)
         _check(self, "value_clip_range target_kl max_head_gradient_norm", *POSITIVE)
         _check(

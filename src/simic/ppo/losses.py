@@ -38,9 +38,12 @@ def standardize(values: Tensor, mask: Tensor, *, min_std: float = 1e-3) -> tuple
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip_range: float) -> Tensor:
     """Clipped surrogate loss of each decision (Schulman et al. 2017, eq. 7), negated to be minimized."""
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    # The minimum makes the bound pessimistic: gains are capped, losses never are.
-    return -torch.minimum(ratio * advantage, clipped * advantage)
+    # The bound is pessimistic: gains are capped, losses never are. The minimum of the ratio and of its clipped value,
+    # each times the advantage, is the same and takes four times as long to differentiate.
+    rises = advantage > 0
+    capped = torch.where(rises, ratio > 1 + clip_range, ratio < 1 - clip_range)
+    bound = 1 + torch.where(rises, clip_range, -clip_range)
+    return -torch.where(capped, bound, ratio) * advantage
 
 
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor, *, clip_range: float | None = None) -> Tensor:
@@ -79,7 +82,8 @@ def generalized_advantages(
     next step belongs to another episode.
     """
     result = reward + gamma * next_value * ~terminated - value
-    carry = gamma * gae_lambda * ~ended
-    for step in range(len(reward) - 2, -1, -1):
-        result[step].addcmul_(carry[step], result[step + 1])
+    carry = (gamma * gae_lambda * ~ended).unbind()
+    steps = result.unbind()  # views: to index a tensor in every step would take longer than to compute
+    for step in range(len(steps) - 2, -1, -1):
+        steps[step].addcmul_(carry[step], steps[step + 1])
     return result

@@ -82,7 +82,7 @@ class UpdateMetrics:
     return_std: float
     value_mean: float
     state_rms: float
-    """Root mean square of the recurrent state after the last step; NaN if episodes ended inside the rollout."""
+    """Root mean square of the recurrent state after the last step; NaN if episodes ended inside or were cut."""
     state_finite: float
     """Share of finite entries in that state."""
     reward_scale: float

@@ -71,7 +71,7 @@ def ppo_terms(
 ) -> Terms:
     """PPO's loss on a micro-batch: surrogate + value loss + auxiliary loss - entropy bonus."""
     rollout = part.rollout
-    output = network(rollout.observation, rollout.state, rollout.segments)
+    output = network(rollout.observation, part.state, part.segments)
     log_prob, entropy = part.reading.evaluate(output.logits)
     head_log_ratio = log_prob - part.log_prob
     log_ratio = head_log_ratio.sum(-1)

@@ -33,26 +33,39 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict(state)
 
 
-def clip_gradients(
-    parameters: Sequence[nn.Parameter], heads: Iterable[Sequence[nn.Parameter]], config: PPOConfig
-) -> Tensor:
+def head_membership(parameters: Sequence[nn.Parameter], heads: Iterable[Sequence[nn.Parameter]]) -> Tensor:
+    """1 where a parameter counts for a norm: that of all parameters, then of each head (1 + H, P)."""
+    own = [{id(parameter) for parameter in head} for head in heads]
+    rows = [[1.0] * len(parameters), *([float(id(p) in ids) for p in parameters] for ids in own)]
+    return torch.tensor(rows, device=parameters[0].device)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], membership: Tensor, config: PPOConfig) -> Tensor:
     """Clip gradients in place. Returns the norms before clipping, of all parameters and of each head (1 + H,)."""
-    with_gradient = [p for p in parameters if p.grad is not None]
-    gradients = [p.grad for p in with_gradient if p.grad is not None]
-    place = {id(p): index for index, p in enumerate(with_gradient)}
-    # Of every tensor in one call; the parameters of heads are among the others.
-    norms = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
-    own = [[place[id(p)] for p in head if id(p) in place] for head in heads]
-    total, *of_heads = (_join_norms([norms[i] for i in index]) for index in (range(len(norms)), *own))
+    present = [index for index, p in enumerate(parameters) if p.grad is not None]
+    if len(present) < len(parameters):
+        membership = membership[:, present]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = _join_norms(gradients, membership)
+    total = norms[0]
     if config.max_head_gradient_norm is not None:
-        for index, norm in zip(own, of_heads, strict=True):
-            nn.utils.clip_grads_with_norm_([with_gradient[i] for i in index], config.max_head_gradient_norm, norm)
-        nn.utils.clip_grad_norm_(with_gradient, config.max_gradient_norm)
-    else:
-        nn.utils.clip_grads_with_norm_(with_gradient, config.max_gradient_norm, total)
-    return torch.stack([total, *(norm.to(total) for norm in of_heads)])
+        scale = _clip_scale(norms[1:], config.max_head_gradient_norm)
+        of_heads = membership[1:]
+        own = 1 - (of_heads * (1 - scale).unsqueeze(1)).sum(0)  # a parameter has at most one head
+        torch._foreach_mul_(gradients, list(own.unbind()))  # pyright: ignore[reportPrivateImportUsage]
+        total = _join_norms(gradients, membership[:1])[0]
+    scale = _clip_scale(total, config.max_gradient_norm)
+    torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
+    return norms
 
 
-def _join_norms(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of several tensors from the norm of each; 0 if there are none."""
-    return torch.linalg.vector_norm(torch.stack(tuple(norms))) if norms else torch.zeros(())
+def _join_norms(gradients: list[Tensor], membership: Tensor) -> Tensor:
+    """Norms over the parameters of each row, from the norm of each tensor in one call."""
+    norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
+    # Not a matrix product: infinity times 0 is NaN.
+    return torch.linalg.vector_norm(torch.where(membership > 0, norms, 0.0), dim=1)
+
+
+def _clip_scale(norm: Tensor, limit: float) -> Tensor:
+    """The factor that brings gradients of a norm within a limit."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
