@@ -63,10 +63,10 @@ def make_settings(num_hosts: int = 3, horizon: int = 8, **lifecycle: Any) -> Set
     )
 
 
-def make_planted(logits: Mapping[Op, float], *, gain: float = 1.0) -> FactoredRecurrentActorCritic:
+def make_planted(logits: Mapping[Op, float], *, gain: float = 1.0, rng_seed: int = 1) -> FactoredRecurrentActorCritic:
     """A small network with these logits at birth; `gain` makes it care for what it sees."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(rng_seed)
         network = make_network(PolicyConfig(hidden_size=16, encoding_size=16))
     assert isinstance(network, FactoredRecurrentActorCritic)
     with torch.no_grad():

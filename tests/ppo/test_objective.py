@@ -348,7 +348,7 @@ def test_blueprint_weights_learn_from_germination_only():
 def test_a_single_operation_moves_the_heads_of_the_one_table(op, surrogate):
     """A rollout of waits with one operation: gradient in the heads that matter for it, exactly none elsewhere."""
     agent = stir(growth_agent())
-    rollout, _ = play(agent, 40, 6)
+    rollout, _ = play(agent, 40, 24)
     for other in Op:
         rollout = without(rollout, other, keep=1 if other == op else 0) if other != Op.WAIT else rollout
     assert (rollout.action[..., 0] == op).any()
