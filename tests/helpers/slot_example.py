@@ -80,7 +80,7 @@ class SlotExample:
         """The plan of a pass of these hosts."""
         total = len(self.alpha)
         operator = np.array([OPERATORS.index(self.operators.get(host, "add")) for host in range(total)])
-        slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.features, 2, operator)
+        slot = SlotSeeds(self.groups, self.gate_group, self.vector, self.features, True, 2, operator)
         straight = np.zeros(total, dtype=bool) if straight is None else straight
         alpha = self.alpha if alpha is None else alpha
         return plan_slot(slot, np.array(hosts, dtype=np.int64), alpha, straight, LIKE, learns=learns)

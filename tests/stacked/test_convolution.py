@@ -5,18 +5,36 @@ import torch
 from torch import nn
 
 from simic.stacked import convolution
+from simic.stacked.band_convolution import band_convolution
 from simic.stacked.conv_chain import run_chain
+
+
+def _samples_last(convolve):
+    """A convolution of (N, C, H, W, B) as one of (N, B, C, *space)."""
+
+    def run(module, weight, x):
+        flat = x.dim() == 4
+        columns = (x.unsqueeze(3) if flat else x).movedim(1, -1)
+        out = convolve(module, weight.unsqueeze(3) if flat else weight, columns).movedim(-1, 1)
+        return out.squeeze(3) if flat else out
+
+    return run
+
 
 METHODS = {
     "one by one": convolution._one_by_one,
     "grouped": convolution._grouped,
-    "unfolded": lambda module, weight, x: run_chain([(module, {"weight": weight})], x),
+    "unfolded": _samples_last(
+        lambda module, weight, x: convolution._UnfoldedConvolution.apply(x, weight, None, module.stride[0])
+    ),
+    "bands": _samples_last(lambda module, weight, x: band_convolution(weight, x, module.stride[0])),
+    "chain": lambda module, weight, x: run_chain([(module, {"weight": weight})], x),
     "chosen": convolution.convolve,
 }
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2, 4])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("dims", [1, 2])
 def test_convolutions_equal_those_of_each_network(method, stride, kernel, dims, monkeypatch):

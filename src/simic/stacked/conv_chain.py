@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simic.stacked.convolution import is_unfoldable, unfolded_convolution
+from simic.growth.blueprints import Scale
+from simic.stacked.convolution import convolve_samples_last, runs_samples_last
 from simic.stacked.parameters import Parameters
 
 PART_BYTES = 1 << 22
@@ -30,9 +31,11 @@ def is_chain(modules: Iterable[nn.Module], x: Tensor) -> bool:
     found = False
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in (nn.Conv1d, nn.Conv2d):
-            if not is_unfoldable(module) or len(module.kernel_size) != x.dim() - 3:
+            if not runs_samples_last(module) or len(module.kernel_size) != x.dim() - 3:
                 return False
             found = True
+        elif type(module) is Scale:
+            found |= x.dim() > 3
         elif not ((type(module) is nn.GroupNorm and module.num_groups == 1) or type(module) in ELEMENTWISE):
             return False
     return found and len(x) > 1 and x.device.type in ("cpu", "meta")
@@ -44,10 +47,13 @@ def run_chain(links: Sequence[Link], x: Tensor) -> Tensor:
     x = x.unsqueeze(3) if flat else x
     # Under autocast, too, a chain runs in the precision of its parameters: a lower one is not faster on CPUs.
     x = x.to(next(value.dtype for _, parameters in links for value in parameters.values()))
-    channels = max(x.shape[2], *(m.out_channels for m, _ in links if isinstance(m, nn.Conv1d | nn.Conv2d)))
+    channels = max([x.shape[2], *(m.out_channels for m, _ in links if isinstance(m, nn.Conv1d | nn.Conv2d))])
     size = channels * math.prod(x.shape[3:]) * x.element_size()  # of one sample
     networks = max(1, PART_BYTES // (size * x.shape[1]))
     samples = max(1, min(x.shape[1], PART_BYTES // size))
+    if networks >= len(x) and samples >= x.shape[1]:
+        out = _run_part(links, x)
+        return out.squeeze(3) if flat else out
     names = [list(parameters) for _, parameters in links]
     # `split` rather than slices: its backward pass is one concatenation.
     values = [list(zip(*(p.split(networks) for p in parameters.values()), strict=True)) for _, parameters in links]
@@ -73,10 +79,12 @@ def _run_part(links: Sequence[Link], x: Tensor) -> Tensor:
             skip = False
         elif isinstance(module, nn.Conv1d | nn.Conv2d):
             assert weight is not None
-            x = unfolded_convolution(module, weight, bias, x)
+            x = convolve_samples_last(module, weight, bias, x)
         elif isinstance(module, nn.GroupNorm):
             skip = index + 1 < len(links) and type(links[index + 1][0]) is nn.ReLU
             x = _normalize(x, weight, bias, module.eps, relu=skip)
+        elif isinstance(module, Scale):
+            x = x * parameters["factor"].view(-1, *[1] * (x.dim() - 1))
         else:
             x = module(x)
     return x.movedim(-1, 1)

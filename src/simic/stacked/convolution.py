@@ -2,7 +2,9 @@
 
 Shapes: N networks, B samples, C input and O output channels. Inputs are (N, B, C, *space), weights (N, O, C, *kernel).
 
-    unfolded     one matrix product per network             samples innermost, see `conv_chain`; same padding, one group
+    bands        one product per column of the kernel       samples innermost, see `conv_chain` and `band_convolution`;
+                                                            small images, same padding, one group
+    unfolded     one matrix product per network             the same on larger or 1-D images, and 1x1 kernels
     grouped      one call on (B, N C, *space), N groups     1x1 kernels, strided or grouped convolutions
     one by one   N calls of F.conv                          other large ones: a call costs little compared to its work
 """
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from simic.stacked.band_convolution import band_convolution, prefers_bands
 
 COLUMNS_AT_ONCE = 1 << 22
 """Bytes of unfolded input that exist at the same time: more leave the cache."""
@@ -45,18 +49,21 @@ def _one_by_one(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
     return torch.stack([conv(a, w, None, stride, padding, dilation, groups) for a, w in pairs])
 
 
-def is_unfoldable(module: Conv) -> bool:
-    """Whether `unfolded_convolution` computes it."""
+def runs_samples_last(module: Conv) -> bool:
+    """Whether `convolve_samples_last` computes it."""
     if module.padding_mode != "zeros" or isinstance(module.padding, str) or module.groups > 1:
         return False
     odd_and_same = all(k % 2 and p == k // 2 for k, p in zip(module.kernel_size, module.padding, strict=True))
     return odd_and_same and len(set(module.stride)) == 1 and max(module.dilation) == 1
 
 
-def unfolded_convolution(module: Conv, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+def convolve_samples_last(module: Conv, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     """The convolutions of N networks with samples innermost: (N, C, H, W, B) -> (N, O, Ho, Wo, B); 1-D: H is 1."""
     if weight.dim() == 4:
         weight = weight.unsqueeze(3)
+    if prefers_bands(x, weight):
+        out = band_convolution(weight, x, module.stride[0])
+        return out if bias is None else out + bias[..., None, None, None]
     out = _UnfoldedConvolution.apply(x, weight, bias, module.stride[0])
     assert isinstance(out, Tensor)
     return out
