@@ -1,19 +1,19 @@
 """The seeds of one slot in N hosts: groups with stacked parameters, and the plan by which they join a pass.
 
 Shapes: N hosts, M of them in a pass, R seeds that are active in it, B samples, C features. Activations are
-(M, B, *their own shape); those of feature slots lie in memory as (M, C, B), samples last.
+(M, B, *their own shape); those of feature and conv slots lie in memory as (M, C, ..., B), samples last.
 
 Seeds with the same blueprint in a slot form a group, and so do their gates. A pass runs the seeds with one hidden layer
 together (see `two_layer`) and every other group by itself, and then blends all outputs into the activation at once.
-Seeds are sorted by their blend operator, so that each operator works on a range. Six hosts:
+Seeds are sorted by their blend operator, so that each operator works on a range, and then by group. Six hosts:
 
     host                0     1     2     3     4     5
     seed                mlp   -     norm  glu   -     mlp
     operator            gate        add   add         multiply
 
-    at                  2  3  | 5        | 0          rows of the activation, sorted by operator
+    at                  3  2  | 5        | 0          rows of the activation, sorted by operator
                         add   | multiply | gate
-    groups of rows      mlp and glu: seeds 1, 2, 3;  norm: seed 0
+    groups of rows      mlp and glu: seeds 0, 2, 3;  norm: seed 1
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class SlotPlan:
     blocks: BlockPlan | None
     vector: Tensor | None  # the parameters of all seeds that can run in blocks
     batches: list[Batch]
+    rows: Tensor | None  # of the activation that the batches read, one after the other; None without batches
     order: Tensor | None  # sorts the outputs of the batches by number; None if they are sorted or there are blocks
     gates: Batch | None
     straight: list[Batch]  # seeds in straight-through incubation
@@ -89,6 +90,7 @@ class SlotSeeds(NamedTuple):
     gates: SeedGroup | None
     vector: Tensor | None  # see SlotPlan
     features: int | None  # of a feature slot, else None
+    samples_last: bool  # whether activations lie in memory with samples innermost
     rank: int  # dimensions of an activation without the first
     operator: np.ndarray  # (N,) index into OPERATORS
 
@@ -105,7 +107,10 @@ def plan_slot(
     row_of_host = np.full(len(alpha), -1)
     row_of_host[hosts] = np.arange(len(hosts))
     owners = hosts[(alpha[hosts] > 0) & _is_member(slot.groups, len(alpha))[hosts]]
-    owners = owners[np.argsort(slot.operator[owners], kind="stable")]
+    group_of_host = np.zeros(len(alpha), dtype=np.int64)
+    for index, group in enumerate(slot.groups):
+        group_of_host[group.hosts] = index
+    owners = owners[np.lexsort((group_of_host[owners], slot.operator[owners]))]
     number_of_host = np.full(len(alpha), -1)
     number_of_host[owners] = np.arange(len(owners))
     in_blocks, batches, numbers = list[Seeds](), list[Batch](), list[np.ndarray]()
@@ -126,12 +131,13 @@ def plan_slot(
         gate=slice(gate, len(owners)),
     )
     return SlotPlan(
-        samples_last=slot.features is not None,
+        samples_last=slot.samples_last,
         learns=learns,
         blending=blending if len(owners) else None,
         blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
         vector=slot.vector,
         batches=batches,
+        rows=torch.cat([batch.at for batch in batches]) if batches else None,
         order=None if in_blocks else _order(numbers, device),
         gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
         straight=[
@@ -191,14 +197,18 @@ def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
         h = h.index_copy(0, batch.at, out.to(h.dtype))
     if plan.blending is None:
         return h
-    rows = h.transpose(1, 2) if plan.samples_last else h
+    rows = h.movedim(1, -1) if plan.samples_last else h
     out = blend(rows, _outputs(rows, plan), _gates(rows, plan), plan.blending)
-    return out.transpose(1, 2) if plan.samples_last else out
+    return out.movedim(-1, 1) if plan.samples_last else out
 
 
 def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
     """Outputs (R, ...) of all active seeds, in the memory layout of h."""
-    outputs = [_run(batch, h, plan) for batch in plan.batches]
+    outputs = []
+    if plan.rows is not None:
+        # One selection for all batches: in the backward pass each would fill a gradient of the whole activation.
+        parts = h.index_select(0, plan.rows).split([len(batch.at) for batch in plan.batches])
+        outputs = [_run(batch, own, plan) for batch, own in zip(plan.batches, parts, strict=True)]
     if plan.blocks is not None:
         assert plan.vector is not None
         y = run_blocks(h, plan.vector if plan.learns else plan.vector.detach(), plan.blocks)
@@ -210,10 +220,9 @@ def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
 
 
 def _gates(h: Tensor, plan: SlotPlan) -> Tensor | None:
-    return None if plan.gates is None else _run(plan.gates, h, plan)
+    return None if plan.gates is None else _run(plan.gates, h.index_select(0, plan.gates.at), plan)
 
 
-def _run(batch: Batch, h: Tensor, plan: SlotPlan) -> Tensor:
-    own = h.index_select(0, batch.at)
-    out = batch.run(own.transpose(1, 2) if plan.samples_last else own, learns=plan.learns)
-    return out.transpose(1, 2) if plan.samples_last else out
+def _run(batch: Batch, own: Tensor, plan: SlotPlan) -> Tensor:
+    out = batch.run(own.movedim(-1, 1) if plan.samples_last else own, learns=plan.learns)
+    return out.movedim(1, -1) if plan.samples_last else out

@@ -169,6 +169,7 @@ class Structure:
             gates=self.groups.get((slot, GATE)),
             vector=self._vectors.get(slot),
             features=shape.features if shape.topology == "features" else None,
+            samples_last=shape.topology != "sequence",
             rank=shape.rank,
             operator=self.operator[:, slot],
         )
