@@ -4,31 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from simic.stacked import convolution
-from simic.stacked.band_convolution import band_convolution
+from simic.stacked import chain_steps, convolution
 from simic.stacked.conv_chain import run_chain
 
 
-def _samples_last(convolve):
-    """A convolution of (N, C, H, W, B) as one of (N, B, C, *space)."""
-
-    def run(module, weight, x):
-        flat = x.dim() == 4
-        columns = (x.unsqueeze(3) if flat else x).movedim(1, -1)
-        out = convolve(module, weight.unsqueeze(3) if flat else weight, columns).movedim(-1, 1)
-        return out.squeeze(3) if flat else out
-
-    return run
+def _in_a_chain(module, weight, x):
+    return run_chain([(module, {"weight": weight})], x)
 
 
 METHODS = {
     "one by one": convolution._one_by_one,
     "grouped": convolution._grouped,
-    "unfolded": _samples_last(
-        lambda module, weight, x: convolution._UnfoldedConvolution.apply(x, weight, None, module.stride[0])
-    ),
-    "bands": _samples_last(lambda module, weight, x: band_convolution(weight, x, module.stride[0])),
-    "chain": lambda module, weight, x: run_chain([(module, {"weight": weight})], x),
+    "unfolded": _in_a_chain,
+    "bands": _in_a_chain,
     "chosen": convolution.convolve,
 }
 
@@ -39,6 +27,7 @@ METHODS = {
 @pytest.mark.parametrize("dims", [1, 2])
 def test_convolutions_equal_those_of_each_network(method, stride, kernel, dims, monkeypatch):
     monkeypatch.setattr(convolution, "COLUMNS_AT_ONCE", 1 << 13)  # so that the networks are unfolded in several parts
+    monkeypatch.setattr(chain_steps, "prefers_bands", lambda x, weight: method == "bands")
     torch.manual_seed(0)
     kind = nn.Conv1d if dims == 1 else nn.Conv2d
     module = kind(2, 3, kernel, stride, kernel // 2, bias=False).double()

@@ -17,8 +17,6 @@ The zeros cost H / 3 times the multiplications, but the products are square enou
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,33 +33,31 @@ def prefers_bands(x: Tensor, weight: Tensor) -> bool:
     return 1 < height <= MAX_HEIGHT and channels * height >= MIN_ROWS and max(weight.shape[3:]) > 1
 
 
-def band_convolution(weight: Tensor, x: Tensor, stride: int) -> Tensor:
-    """(N, C, H, W, B) and odd kernels (N, O, C, kh, kw), same padding -> (N, O, Ho, Wo, B)."""
-    out = _BandConvolution.apply(x, weight, stride)
-    assert isinstance(out, Tensor)
-    return out
+def band_forward(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(N, C, H, W, B), odd kernels (N, O, C, kh, kw), same padding -> (N, O, Ho, Wo, B); and what backward needs."""
+    n, _, height, width, samples = x.shape
+    rows, columns = (height - 1) // stride + 1, (width - 1) // stride + 1
+    bands, phases = _bands(weight, stride, height, rows), _phases(x, stride, weight.shape[4] // 2)
+    out = x.new_empty(n, bands.shape[2], columns * samples)
+    for k in range(len(bands)):
+        _multiply(bands[k], _window(phases, k, stride, columns), out, add=k > 0)
+    return out.view(n, -1, rows, columns, samples), (bands, phases)
 
 
-class _BandConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        n, _, height, width, samples = x.shape
-        rows, columns = (height - 1) // stride + 1, (width - 1) // stride + 1
-        bands, shifted = _bands(weight, stride, height, rows), _phases(x, stride, weight.shape[4] // 2)
-        out = x.new_empty(n, bands.shape[2], columns * samples)
-        for k in range(len(bands)):
-            _multiply(bands[k], _window(shifted, k, stride, columns), out, add=k > 0)
-        ctx.save_for_backward(weight, bands, shifted)
-        ctx.stride, ctx.space = stride, (height, width)
-        return out.view(n, -1, rows, columns, samples)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        weight, bands, shifted = ctx.saved_tensors
-        grad, (height, width) = grad.contiguous(), ctx.space
-        grad_x = _input_gradient(grad, bands, ctx.stride, width) if ctx.needs_input_grad[0] else None
-        grad_weight = _weight_gradient(grad, shifted, weight, ctx.stride, height) if ctx.needs_input_grad[1] else None
-        return None if grad_x is None else grad_x.unflatten(1, (-1, height)), grad_weight, None
+def band_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    saved: tuple[Tensor, ...],
+    stride: int,
+    *,
+    wants_input: bool,
+    wants_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of input and weight."""
+    bands, phases = saved
+    grad_x = _input_gradient(grad, bands, stride, x.shape[3]).view(x.shape) if wants_input else None
+    return grad_x, _weight_gradient(grad, phases, weight, stride, x.shape[2]) if wants_weight else None
 
 
 def _bands(weight: Tensor, stride: int, height: int, rows: int) -> Tensor:
