@@ -22,4 +22,5 @@ def test_rows_are_normalized_as_by_torch(features):
 def test_rows_are_normalized_in_float32_under_autocast(low):
     x = (500 * torch.randn(2, 3, 8)).to(low)  # the square of 500 overflows in float16
     with torch.autocast("cpu", low):
-        torch.testing.assert_close(normalize_rows(x, 1e-5), F.layer_norm(x, (8,), eps=1e-5))
+        found = normalize_rows(x, 1e-5)
+    torch.testing.assert_close(found, F.layer_norm(x.float(), (8,), eps=1e-5))

@@ -19,7 +19,7 @@ Seeds are sorted by their blend operator, so that each operator works on a range
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +77,7 @@ class SlotPlan:
     blocks: BlockPlan | None
     vector: Tensor | None  # the parameters of all seeds that can run in blocks
     batches: list[Batch]
-    rows: Tensor | None  # of the activation that the batches read, one after the other; None without batches
+    rows: Tensor | None  # of the activation that the batches read, one after the other; None for all, in order
     order: Tensor | None  # sorts the outputs of the batches by number; None if they are sorted or there are blocks
     gates: Batch | None
     straight: list[Batch]  # seeds in straight-through incubation
@@ -137,7 +137,7 @@ def plan_slot(
         blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
         vector=slot.vector,
         batches=batches,
-        rows=torch.cat([batch.at for batch in batches]) if batches else None,
+        rows=_rows(batches, len(hosts)),
         order=None if in_blocks else _order(numbers, device),
         gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
         straight=[
@@ -182,6 +182,14 @@ def _batch(
     )
 
 
+def _rows(batches: Sequence[Batch], num_rows: int) -> Tensor | None:
+    """The rows of an activation that several batches read, one after the other; None for all, in order."""
+    if not batches:
+        return None
+    rows = torch.cat([batch.at for batch in batches])
+    return None if rows.tolist() == [*range(num_rows)] else rows
+
+
 def _order(numbers: Sequence[np.ndarray], device: torch.device) -> Tensor | None:
     """Sorts the outputs of several batches, one after the other, by the numbers of their seeds."""
     order = np.argsort(np.concatenate(numbers)) if numbers else np.arange(0)
@@ -195,19 +203,23 @@ def blend_seeds(h: Tensor, plan: SlotPlan) -> Tensor:
         own = h.index_select(0, batch.at)
         out = straight_through(own, batch.run(own.detach(), learns=plan.learns))
         h = h.index_copy(0, batch.at, out.to(h.dtype))
-    if plan.blending is None:
+    if (blending := plan.blending) is None:
         return h
+    # Images of a single host lie in memory as torch's own layers leave them.
+    if h.dim() > 3 and plan.samples_last and h.stride(1) > 1:
+        plan = replace(plan, samples_last=False)
     rows = h.movedim(1, -1) if plan.samples_last else h
-    out = blend(rows, _outputs(rows, plan), _gates(rows, plan), plan.blending)
+    out = blend(rows, _outputs(rows, plan), _gates(rows, plan), blending)
     return out.movedim(-1, 1) if plan.samples_last else out
 
 
 def _outputs(h: Tensor, plan: SlotPlan) -> Tensor:
     """Outputs (R, ...) of all active seeds, in the memory layout of h."""
     outputs = []
-    if plan.rows is not None:
+    if plan.batches:
         # One selection for all batches: in the backward pass each would fill a gradient of the whole activation.
-        parts = h.index_select(0, plan.rows).split([len(batch.at) for batch in plan.batches])
+        chosen = h if plan.rows is None else h.index_select(0, plan.rows)
+        parts = chosen.split([len(batch.at) for batch in plan.batches]) if len(plan.batches) > 1 else [chosen]
         outputs = [_run(batch, own, plan) for batch, own in zip(plan.batches, parts, strict=True)]
     if plan.blocks is not None:
         assert plan.vector is not None
