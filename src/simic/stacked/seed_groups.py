@@ -137,7 +137,7 @@ def plan_slot(
         blocks=_plan_blocks(slot, in_blocks, at, device) if in_blocks else None,
         vector=slot.vector,
         batches=batches,
-        rows=_rows(batches, len(hosts)),
+        rows=_rows(numbers, at, len(hosts), device),
         order=None if in_blocks else _order(numbers, device),
         gates=_plan_gates(slot, owners[gate:], row_of_host, device) if gate < len(owners) else None,
         straight=[
@@ -182,12 +182,10 @@ def _batch(
     )
 
 
-def _rows(batches: Sequence[Batch], num_rows: int) -> Tensor | None:
+def _rows(numbers: Sequence[np.ndarray], at: np.ndarray, num_rows: int, device: torch.device) -> Tensor | None:
     """The rows of an activation that several batches read, one after the other; None for all, in order."""
-    if not batches:
-        return None
-    rows = torch.cat([batch.at for batch in batches])
-    return None if rows.tolist() == [*range(num_rows)] else rows
+    rows = at[np.concatenate(numbers)] if numbers else np.arange(num_rows)
+    return None if np.array_equal(rows, np.arange(num_rows)) else torch.from_numpy(rows).to(device)
 
 
 def _order(numbers: Sequence[np.ndarray], device: torch.device) -> Tensor | None:
