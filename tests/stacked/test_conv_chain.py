@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from simic.growth.blueprints import Scale
 from simic.stacked import conv_chain
 from simic.stacked.conv_chain import is_chain, run_chain
 from simic.stacked.parameters import part_of
@@ -13,6 +14,8 @@ CHAINS = {
     "host segment": lambda conv: [conv(2, 3, 3, 2, 1, bias=False), nn.GroupNorm(1, 3), nn.ReLU()],
     "bottleneck": lambda conv: [conv(2, 3, 1), nn.GroupNorm(1, 3), nn.GELU(), conv(3, 3, 5, padding=2), nn.ReLU()],
     "norm first": lambda conv: [nn.GroupNorm(1, 2), nn.ReLU(), conv(2, 3, 3, padding=1), nn.Tanh()],
+    "norm behind tanh": lambda conv: [conv(2, 3, 3, padding=1), nn.Tanh(), nn.GroupNorm(1, 3)],
+    "norm only": lambda conv: [nn.GroupNorm(1, 2), Scale()],
     "no affine": lambda conv: [conv(2, 3, 3, padding=1), nn.GroupNorm(1, 3, affine=False)],
 }
 

@@ -24,13 +24,13 @@ def example(seeds=SEEDS, alpha=ALPHA, *, join=True):
 def test_the_drawn_example():
     plan = example().plan(range(6))
     assert plan.blending is not None
-    assert plan.blending.at.tolist() == [2, 3, 5, 0]
-    assert plan.blending.alpha.flatten().tolist() == [1.0, 0.7, 0.5, 0.3]
+    assert plan.blending.at.tolist() == [3, 2, 5, 0]
+    assert plan.blending.alpha.flatten().tolist() == [0.7, 1.0, 0.5, 0.3]
     assert (plan.blending.multiply, plan.blending.gate) == (slice(2, 3), slice(3, 4))
     (norm,) = plan.batches
-    assert norm.number.tolist() == [0]
+    assert norm.number.tolist() == [1]
     (blocks,) = plan.blocks
-    assert set(blocks.owner.tolist()) == {1, 2, 3}
+    assert set(blocks.owner.tolist()) == {0, 2, 3}
     assert plan.gates is not None
     assert plan.gates.at.tolist() == [0]
 

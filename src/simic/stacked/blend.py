@@ -48,14 +48,17 @@ class _Blend(torch.autograd.Function):
             change[blending.gate] *= gate
         ctx.save_for_backward(y, gate, own, bounded)
         ctx.blending = blending
-        return h.index_add(0, blending.at, change.to(h.dtype))
+        change = change.to(h.dtype)
+        # A single host may lie in memory in any order, in which only a plain sum is fast.
+        return h + change if len(h) == 1 else h.index_add(0, blending.at, change)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         y, gate, own, bounded = ctx.saved_tensors
         blending: Blending = ctx.blending
         grad_h, grad_gate = grad, None
-        grad_y = grad.index_select(0, blending.at).to(y.dtype).mul_(blending.alpha)
+        own_grad = grad if len(grad) == 1 else grad.index_select(0, blending.at)
+        grad_y = own_grad.to(y.dtype) * blending.alpha
         if own is not None:
             part = grad_y[blending.multiply]
             grad_h = grad.index_add(0, blending.at[blending.multiply], (part * bounded).to(grad.dtype))

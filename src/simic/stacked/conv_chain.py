@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from simic.stacked.convolution import is_unfoldable, unfolded_convolution
+from simic.growth.blueprints import Scale
+from simic.stacked.chain_steps import Convolution, Step, Wanted, steps_of
+from simic.stacked.convolution import runs_samples_last
 from simic.stacked.parameters import Parameters
 
 PART_BYTES = 1 << 22
@@ -30,9 +33,11 @@ def is_chain(modules: Iterable[nn.Module], x: Tensor) -> bool:
     found = False
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in (nn.Conv1d, nn.Conv2d):
-            if not is_unfoldable(module) or len(module.kernel_size) != x.dim() - 3:
+            if not runs_samples_last(module) or len(module.kernel_size) != x.dim() - 3:
                 return False
             found = True
+        elif type(module) is Scale:
+            found |= x.dim() > 3
         elif not ((type(module) is nn.GroupNorm and module.num_groups == 1) or type(module) in ELEMENTWISE):
             return False
     return found and len(x) > 1 and x.device.type in ("cpu", "meta")
@@ -42,21 +47,23 @@ def run_chain(links: Sequence[Link], x: Tensor) -> Tensor:
     """The outputs (N, B, C, *space) of a chain."""
     flat = x.dim() == 4
     x = x.unsqueeze(3) if flat else x
+    steps = steps_of([module for module, _ in links])
+    names = [name for step in steps for name in step.names]
+    parameters = [links[index][1][name] for index, name in names]
     # Under autocast, too, a chain runs in the precision of its parameters: a lower one is not faster on CPUs.
-    x = x.to(next(value.dtype for _, parameters in links for value in parameters.values()))
-    channels = max(x.shape[2], *(m.out_channels for m, _ in links if isinstance(m, nn.Conv1d | nn.Conv2d)))
+    x = x.to(parameters[0].dtype)
+    channels = max([x.shape[2], *(m.out_channels for m, _ in links if isinstance(m, nn.Conv1d | nn.Conv2d))])
     size = channels * math.prod(x.shape[3:]) * x.element_size()  # of one sample
     networks = max(1, PART_BYTES // (size * x.shape[1]))
     samples = max(1, min(x.shape[1], PART_BYTES // size))
-    names = [list(parameters) for _, parameters in links]
-    # `split` rather than slices: its backward pass is one concatenation.
-    values = [list(zip(*(p.split(networks) for p in parameters.values()), strict=True)) for _, parameters in links]
-    outs = []
-    for index, part in enumerate(x.split(networks)):
-        own = [dict(zip(n, v[index], strict=True)) if v else {} for n, v in zip(names, values, strict=True)]
-        mine = [(module, parameters) for (module, _), parameters in zip(links, own, strict=True)]
-        outs.append(_join([_run_part(mine, some) for some in part.split(samples, 1)], 1))
-    out = _join(outs, 0)
+    if networks >= len(x) and samples == x.shape[1]:
+        out = _run_part(steps, x, parameters)
+    else:
+        # `split` rather than slices: its backward pass is one concatenation.
+        values = zip(*(value.split(networks) for value in parameters), strict=True)
+        parts = zip(x.split(networks), values, strict=True)
+        outs = [_join([_run_part(steps, some, own) for some in part.split(samples, 1)], 1) for part, own in parts]
+        out = _join(outs, 0)
     return out.squeeze(3) if flat else out
 
 
@@ -64,57 +71,36 @@ def _join(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _run_part(links: Sequence[Link], x: Tensor) -> Tensor:
-    x = x.movedim(1, -1).contiguous()
-    skip = False
-    for index, (module, parameters) in enumerate(links):
-        weight, bias = parameters.get("weight"), parameters.get("bias")
-        if skip:
-            skip = False
-        elif isinstance(module, nn.Conv1d | nn.Conv2d):
-            assert weight is not None
-            x = unfolded_convolution(module, weight, bias, x)
-        elif isinstance(module, nn.GroupNorm):
-            skip = index + 1 < len(links) and type(links[index + 1][0]) is nn.ReLU
-            x = _normalize(x, weight, bias, module.eps, relu=skip)
-        else:
-            x = module(x)
-    return x.movedim(-1, 1)
-
-
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, relu: bool) -> Tensor:
-    """Group norm with one group, and a ReLU after it."""
-    weight = x.new_ones(x.shape[:2]) if weight is None else weight
-    bias = torch.zeros_like(weight) if bias is None else bias
-    out = _Norm.apply(x.flatten(2, 3), weight, bias, eps, relu)
+def _run_part(steps: Sequence[Step], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    out = _Chain.apply(x.movedim(1, -1).contiguous(), steps, *parameters)
     assert isinstance(out, Tensor)
-    return out.view(x.shape)
+    return out.movedim(-1, 1)
 
 
-class _Norm(torch.autograd.Function):
-    """Every sample (n, C, P, B) with mean 0 and variance 1, times `weight` (n, C) plus `bias` (n, C), then ReLU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> Tensor:
-        normed = x - x.mean((1, 2), keepdim=True)
-        inverse_std = normed.square().mean((1, 2), keepdim=True).add_(eps).rsqrt_()
-        normed.mul_(inverse_std)
-        # Not addcmul: it is slow if two of its inputs are broadcast.
-        out = (normed * weight[..., None, None]).add_(bias[..., None, None])
-        out = out.relu_() if relu else out
-        ctx.relu = relu
-        ctx.save_for_backward(normed, inverse_std, weight, *([out] if relu else []))
-        return out
+class _Chain(torch.autograd.Function):
+    """All steps as one: a step may overwrite what the one before put out, and costs no bookkeeping of autograd."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        normed, inverse_std, weight, *out = ctx.saved_tensors
-        grad = grad.contiguous()
-        if ctx.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out[0], 0)
-        sums, products = grad.sum(2), (grad * normed).sum(2)  # (n, C, B)
-        # The gradient of the normalized values without its mean and without its part along them.
-        count = grad.shape[1] * grad.shape[2]
-        mean, along = (torch.bmm(weight.unsqueeze(1), term).div_(count).unsqueeze(2) for term in (sums, products))
-        grad_x = (grad * weight[..., None, None]).sub_(normed * along).sub_(mean).mul_(inverse_std)
-        return grad_x, products.sum(2), sums.sum(2), None, None
+    def forward(ctx: Any, x: Tensor, steps: Sequence[Step], *parameters: Tensor) -> Tensor:
+        values, kept, overwrite = iter(parameters), list[Tensor](), False
+        ctx.steps, ctx.num_saved = steps, []
+        for step in steps:
+            x, saved = step.forward(x, tuple(islice(values, len(step.names))), overwrite=overwrite)
+            overwrite = isinstance(step, Convolution)  # other steps need their output in the backward pass
+            kept += saved
+            ctx.num_saved.append(len(saved))
+        ctx.save_for_backward(*parameters, *kept)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        wants_input, wants_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[2:])
+        values = iter(ctx.saved_tensors)
+        parameters = [tuple(islice(values, len(step.names))) for step in ctx.steps]
+        saved = [tuple(islice(values, count)) for count in ctx.num_saved]
+        own, found = grad.contiguous(), list[Tensor | None]()
+        for index in reversed(range(len(ctx.steps))):
+            wanted = Wanted(input=wants_input or index > 0, parameters=wants_parameters)
+            own, gradients = ctx.steps[index].backward(own, parameters[index], saved[index], wanted)
+            found[:0] = gradients
+        return own, None, *found

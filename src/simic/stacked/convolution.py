@@ -2,7 +2,9 @@
 
 Shapes: N networks, B samples, C input and O output channels. Inputs are (N, B, C, *space), weights (N, O, C, *kernel).
 
-    unfolded     one matrix product per network             samples innermost, see `conv_chain`; same padding, one group
+    bands        one product per column of the kernel       samples innermost, see `conv_chain` and `band_convolution`;
+                                                            small images, same padding, one group
+    unfolded     one matrix product per network             the same on larger or 1-D images, and 1x1 kernels
     grouped      one call on (B, N C, *space), N groups     1x1 kernels, strided or grouped convolutions
     one by one   N calls of F.conv                          other large ones: a call costs little compared to its work
 """
@@ -10,7 +12,6 @@ Shapes: N networks, B samples, C input and O output channels. Inputs are (N, B, 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,58 +46,52 @@ def _one_by_one(module: Conv, weight: Tensor, x: Tensor) -> Tensor:
     return torch.stack([conv(a, w, None, stride, padding, dilation, groups) for a, w in pairs])
 
 
-def is_unfoldable(module: Conv) -> bool:
-    """Whether `unfolded_convolution` computes it."""
+def runs_samples_last(module: Conv) -> bool:
+    """Whether it can run in a chain."""
     if module.padding_mode != "zeros" or isinstance(module.padding, str) or module.groups > 1:
         return False
     odd_and_same = all(k % 2 and p == k // 2 for k, p in zip(module.kernel_size, module.padding, strict=True))
     return odd_and_same and len(set(module.stride)) == 1 and max(module.dilation) == 1
 
 
-def unfolded_convolution(module: Conv, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """The convolutions of N networks with samples innermost: (N, C, H, W, B) -> (N, O, Ho, Wo, B); 1-D: H is 1."""
-    if weight.dim() == 4:
-        weight = weight.unsqueeze(3)
-    out = _UnfoldedConvolution.apply(x, weight, bias, module.stride[0])
-    assert isinstance(out, Tensor)
-    return out
-
-
-class _UnfoldedConvolution(torch.autograd.Function):
-    """2D convolution with an odd kernel and same padding, as one matrix product per network:
+def unfolded_forward(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """2D convolutions with odd kernels and same padding of (N, C, H, W, B), as one matrix product per network:
 
         weight (O, C kh kw)  @  columns (C kh kw, Ho Wo B)  ->  (O, Ho Wo B)
 
     Column i holds the window that output i sees. Samples are innermost, so that windows are copied in long runs. The
     backward pass unfolds again: that happens within the cache and is cheaper than reading stored columns from memory.
     """
+    n, _, *space, samples = x.shape
+    out_space = [(size - 1) // stride + 1 for size in space]
+    out = x.new_empty(n, weight.shape[1], math.prod(out_space) * samples)
+    for part in _parts(x, weight):
+        torch.bmm(weight[part].flatten(2), _columns(x[part], weight, stride, out_space), out=out[part])
+    return out.view(n, -1, *out_space, samples), ()
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-        n, _, *space, samples = x.shape
-        out_space = [(size - 1) // stride + 1 for size in space]
-        out = x.new_empty(n, weight.shape[1], math.prod(out_space) * samples)
-        for part in _parts(x, weight):
-            torch.bmm(weight[part].flatten(2), _columns(x[part], weight, stride, out_space), out=out[part])
-        if bias is not None:
-            out += bias.unsqueeze(2)
-        ctx.save_for_backward(x, weight)
-        ctx.stride = stride
-        return out.view(n, -1, *out_space, samples)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        grad, space = grad.contiguous(), list(x.shape[2:4])
-        grad_x, grad_weight = [], weight.new_empty(weight.flatten(2).shape)
-        for part in _parts(x, weight):
-            g = grad[part]
-            columns = _columns(x[part], weight, ctx.stride, list(g.shape[2:4]))
+def unfolded_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    saved: tuple[Tensor, ...],
+    stride: int,
+    *,
+    wants_input: bool,
+    wants_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of input and weight."""
+    space = list(x.shape[2:4])
+    grad_x, grad_weight = [], weight.new_empty(weight.flatten(2).shape) if wants_weight else None
+    for part in _parts(x, weight):
+        g = grad[part]
+        if grad_weight is not None:
+            columns = _columns(x[part], weight, stride, list(g.shape[2:4]))
             torch.bmm(g.flatten(2), columns.transpose(1, 2), out=grad_weight[part])
-            if ctx.needs_input_grad[0]:
-                grad_x.append(_input_gradient(g, weight[part], ctx.stride, space))
-        grad_bias = grad.flatten(2).sum(2) if ctx.needs_input_grad[2] else None
-        return torch.cat(grad_x) if grad_x else None, grad_weight.view_as(weight), grad_bias, None
+        if wants_input:
+            grad_x.append(_input_gradient(g, weight[part], stride, space))
+    whole = None if not grad_x else grad_x[0] if len(grad_x) == 1 else torch.cat(grad_x)
+    return whole, None if grad_weight is None else grad_weight.view_as(weight)
 
 
 def _parts(x: Tensor, weight: Tensor) -> list[slice]:

@@ -22,6 +22,7 @@ from simic.stacked.attention import attend
 from simic.stacked.conv_chain import is_chain, run_chain
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
+from simic.stacked.row_norm import normalize_rows
 from simic.tasks.hosts import TokenEmbedding, TransformerBlock
 
 LARGE = 1 << 14
@@ -114,6 +115,8 @@ def _layer_norm(module: nn.LayerNorm, parameters: Parameters, x: Tensor) -> Tens
     normalized = module.normalized_shape
     if x.dim() == 3 and len(normalized) == 1:
         out = feature_layers.layer_norm(x, module.eps)
+    elif len(normalized) == 1:
+        out = normalize_rows(x, module.eps)
     else:
         out = F.layer_norm(x, normalized, eps=module.eps)
     return _affine(parameters, out, (x.shape[0], *[1] * (x.dim() - 1 - len(normalized)), *normalized))

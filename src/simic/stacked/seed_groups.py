@@ -1,25 +1,25 @@
 """The seeds of one slot in N hosts: groups with stacked parameters, and the plan by which they join a pass.
 
 Shapes: N hosts, M of them in a pass, R seeds that are active in it, B samples, C features. Activations are
-(M, B, *their own shape); those of feature slots lie in memory as (M, C, B), samples last.
+(M, B, *their own shape); those of feature and conv slots lie in memory as (M, C, ..., B), samples last.
 
 Seeds with the same blueprint in a slot form a group, and so do their gates. A pass runs the seeds with one hidden layer
 together (see `two_layer`) and every other group by itself, and then blends all outputs into the activation at once.
-Seeds are sorted by their blend operator, so that each operator works on a range. Six hosts:
+Seeds are sorted by their blend operator, so that each operator works on a range, and then by group. Six hosts:
 
     host                0     1     2     3     4     5
     seed                mlp   -     norm  glu   -     mlp
     operator            gate        add   add         multiply
 
-    at                  2  3  | 5        | 0          rows of the activation, sorted by operator
+    at                  3  2  | 5        | 0          rows of the activation, sorted by operator
                         add   | multiply | gate
-    groups of rows      mlp and glu: seeds 1, 2, 3;  norm: seed 0
+    groups of rows      mlp and glu: seeds 0, 2, 3;  norm: seed 1
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +78,14 @@ class Batch(NamedTuple):
         return run_stacked(self.group.module, own, h)
 
 
+class Selection(NamedTuple):
+    """Batches that read the same activation."""
+
+    reads: Reads
+    rows: Tensor | None  # that they read, one batch after the other; None for all rows, in order
+    batches: list[Batch]
+
+
 @dataclass(frozen=True)
 class SlotPlan:
     """Which seeds are active in a slot during one pass, how they run and how they are blended in."""
@@ -87,10 +95,16 @@ class SlotPlan:
     blending: Blending | None  # None if no seed is blended in
     blocks: list[BlockPlan]  # of seeds behind the segment, and of those beside it
     vector: Tensor | None  # the parameters of all seeds that can run in blocks
-    batches: list[Batch]
+    selections: list[Selection]
     order: Tensor | None  # sorts the outputs of the batches by number; None if they are sorted or there are blocks
     gates: Batch | None
     straight: list[Batch]  # seeds in straight-through incubation
+    reads_input: bool  # whether some seeds that are blended in are beside the segment
+
+    @property
+    def batches(self) -> list[Batch]:
+        """All that run by themselves, in the order of their outputs."""
+        return [batch for selection in self.selections for batch in selection.batches]
 
 
 class SlotSeeds:
@@ -124,11 +138,11 @@ def plan_slot(
     device = like.device
     group_of, row_of = slot.group_of[hosts], slot.row_of[hosts]
     at = np.flatnonzero((alpha > 0) & (group_of >= 0))
-    at = at[np.argsort(slot.operator[hosts[at]], kind="stable")]
+    at = at[np.lexsort((group_of[at], slot.operator[hosts[at]]))]
     order = np.lexsort((row_of[at], group_of[at]))  # numbers group by group, in the order of the group's rows
     ends = np.searchsorted(group_of[at[order]], np.arange(len(slot.groups) + 1)).tolist()
     in_blocks: dict[Reads, list[Seeds]] = {}
-    batches, numbers = list[Batch](), list[np.ndarray]()
+    alone: dict[Reads, list[tuple[Batch, np.ndarray]]] = {}
     for group, start, end in zip(slot.groups, ends, ends[1:], strict=False):
         if start == end:
             continue
@@ -138,8 +152,8 @@ def plan_slot(
             seeds = Seeds(group.two_layer, group.parameters.shapes, group.start, rows, number)
             in_blocks.setdefault(group.reads, []).append(seeds)
         else:
-            batches.append(_batch(group, rows, at[number], number, device))
-            numbers.append(number)
+            batch = _batch(group, rows, at[number], number, device)
+            alone.setdefault(group.reads, []).append((batch, number))
     multiply, gate = np.searchsorted(slot.operator[hosts[at]], (1, 2)).tolist()
     blending = Blending(
         at=torch.from_numpy(at).to(device),
@@ -148,19 +162,23 @@ def plan_slot(
         gate=slice(gate, len(at)),
     )
     return SlotPlan(
-        samples_last=slot.shape.topology == "features",
+        samples_last=slot.shape.topology != "sequence",
         learns=learns,
         blending=blending if len(at) else None,
         blocks=[_plan_blocks(slot, own, reads, at, device) for reads, own in in_blocks.items()],
         vector=slot.vector,
-        batches=batches,
-        order=None if in_blocks else _order(numbers, device),
+        selections=[
+            Selection(reads, _rows([number for _, number in own], at, len(hosts), device), [batch for batch, _ in own])
+            for reads, own in alone.items()
+        ],
+        order=None if in_blocks else _order([number for own in alone.values() for _, number in own], device),
         gates=_plan_gates(slot, hosts, at[gate:], device) if gate < len(at) else None,
         straight=[
             _batch(group, row_of[own], own, own, device)
             for index, group in enumerate(slot.groups)
             if (own := np.flatnonzero(straight & (group_of == index))).size
         ],
+        reads_input="input" in in_blocks or "input" in alone,
     )
 
 
@@ -188,6 +206,12 @@ def _batch(group: SeedGroup, rows: np.ndarray, at: np.ndarray, number: np.ndarra
     )
 
 
+def _rows(numbers: Sequence[np.ndarray], at: np.ndarray, num_rows: int, device: torch.device) -> Tensor | None:
+    """The rows of an activation that several batches read, one after the other; None for all, in order."""
+    rows = at[np.concatenate(numbers)] if numbers else np.arange(num_rows)
+    return None if np.array_equal(rows, np.arange(num_rows)) else torch.from_numpy(rows).to(device)
+
+
 def _order(numbers: Sequence[np.ndarray], device: torch.device) -> Tensor | None:
     """Sorts the outputs of several batches, one after the other, by the numbers of their seeds."""
     order = np.argsort(np.concatenate(numbers)) if numbers else np.arange(0)
@@ -202,18 +226,27 @@ def blend_seeds(h: Tensor, x: Tensor, plan: SlotPlan) -> Tensor:
         read = own if batch.group.reads == "output" else x.index_select(0, batch.at)
         out = straight_through(own, batch.run(read.detach(), learns=plan.learns))
         h = h.index_copy(0, batch.at, out.to(h.dtype))
-    if plan.blending is None:
+    if (blending := plan.blending) is None:
         return h
-    rows = h.transpose(1, 2) if plan.samples_last else h
-    out = blend(rows, _outputs(rows, x, plan), _gates(rows, plan), plan.blending)
-    return out.transpose(1, 2) if plan.samples_last else out
+    # Images of a single host lie in memory as torch's own layers leave them.
+    if h.dim() > 3 and plan.samples_last and h.stride(1) > 1:
+        plan = replace(plan, samples_last=False)
+    rows = h.movedim(1, -1) if plan.samples_last else h
+    out = blend(rows, _outputs(rows, x, plan), _gates(rows, plan), blending)
+    return out.movedim(-1, 1) if plan.samples_last else out
 
 
 def _outputs(h: Tensor, x: Tensor, plan: SlotPlan) -> Tensor:
     """Outputs (R, ...) of all active seeds, in the memory layout of h."""
-    if plan.samples_last and any(seeds.reads == "input" for seeds in (*(b.group for b in plan.batches), *plan.blocks)):
-        x = x.transpose(1, 2)
-    outputs = [_run(batch, h if batch.group.reads == "output" else x, plan) for batch in plan.batches]
+    if plan.samples_last and plan.reads_input:
+        x = x.movedim(1, -1)
+    outputs = []
+    for selection in plan.selections:
+        # One selection for all batches: in the backward pass each would fill a gradient of the whole activation.
+        source, batches = h if selection.reads == "output" else x, selection.batches
+        chosen = source if selection.rows is None else source.index_select(0, selection.rows)
+        parts = chosen.split([len(batch.at) for batch in batches]) if len(batches) > 1 else [chosen]
+        outputs += [_run(batch, own, plan) for batch, own in zip(batches, parts, strict=True)]
     if plan.blocks:
         assert plan.vector is not None
         vector = plan.vector if plan.learns else plan.vector.detach()
@@ -228,10 +261,9 @@ def _outputs(h: Tensor, x: Tensor, plan: SlotPlan) -> Tensor:
 
 
 def _gates(h: Tensor, plan: SlotPlan) -> Tensor | None:
-    return None if plan.gates is None else _run(plan.gates, h, plan)
+    return None if plan.gates is None else _run(plan.gates, h.index_select(0, plan.gates.at), plan)
 
 
-def _run(batch: Batch, h: Tensor, plan: SlotPlan) -> Tensor:
-    own = h.index_select(0, batch.at)
-    out = batch.run(own.transpose(1, 2) if plan.samples_last else own, learns=plan.learns)
-    return out.transpose(1, 2) if plan.samples_last else out
+def _run(batch: Batch, own: Tensor, plan: SlotPlan) -> Tensor:
+    out = batch.run(own.movedim(-1, 1) if plan.samples_last else own, learns=plan.learns)
+    return out.movedim(1, -1) if plan.samples_last else out
