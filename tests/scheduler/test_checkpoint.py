@@ -301,14 +301,14 @@ def test_training_goes_on_from_an_older_topology_as_it_once_did(run, saved_after
     scheduler = make_scheduler(run)
     live(scheduler, saved_after)
     then, states = snapshot(scheduler), states_of(scheduler)
-    live(scheduler, 8)
-    once, decisions = snapshot(scheduler), [str(decision) for decision in scheduler.decisions[-8:]]
+    live(scheduler, 12)
+    once, decisions = snapshot(scheduler), [str(decision) for decision in scheduler.decisions[-12:]]
     assert any(report.parameters for report in scheduler.model.growth())
     go_back(scheduler, states)
     assert snapshot(scheduler) == then
-    live(scheduler, 8)
+    live(scheduler, 12)
     assert snapshot(scheduler) == once
-    assert [str(decision) for decision in scheduler.decisions[-8:]] == decisions
+    assert [str(decision) for decision in scheduler.decisions[-12:]] == decisions
 
 
 def test_a_file_from_before_growth_brings_back_the_same_training(tmp_path):

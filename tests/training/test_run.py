@@ -155,12 +155,14 @@ def plant_overflowing_memory(run: Run) -> None:
 
 REST = ("blueprint", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 assert {"op", "slot", "style", *REST} == set(HEADS)
+ENOUGH: dict[str, Any] = {"group_size": 16, "episode": {"horizon": 6}}
+"""With fewer decisions even a healthy run has values that explain nothing, now and then."""
 NO_LIMIT = {"group_size": 4, "ppo": {"target_kl": None, "ppo_epochs": 3}}
 NO_END: dict[str, Any] = {"ppo": {"max_skipped_steps": 1000}}
 PLANTS: dict[str, tuple[str, Callable[[Run], None], dict[str, Any]]] = {
-    "ratio_explosion": ("", plant_large_steps, NO_LIMIT),
+    "ratio_explosion": ("", plant_large_steps, NO_LIMIT | {"group_size": 16}),
     "ratio_collapse": ("", plant_large_steps, NO_LIMIT),
-    "kl_spike": ("kl_after", plant_huge_step, {"ppo": {"num_minibatches": 1}}),
+    "kl_spike": ("kl_after", plant_huge_step, {"group_size": 16, "ppo": {"num_minibatches": 1}}),
     "value_collapse": ("explained_variance", plant_rubbish_critic, {}),
     "gradient_explosion": ("gradient_norm", plant_huge_value_loss, {}),
     "gradient_drift": ("op", plant_drifting_head, {}),
@@ -231,7 +233,7 @@ def test_a_head_without_any_entropy_left_is_told_too(tmp_path, tiny_task):
 def test_a_head_that_never_had_a_choice_has_no_entropy_and_that_is_no_anomaly(tmp_path, learn_this):
     task = tiny_run.make_task()
     learn_this(replace(task, slots=task.slots[:1]))
-    tiny_run.play_run(tmp_path, updates=2, thresholds=JUDGED)
+    tiny_run.play_run(tmp_path, updates=2, **ENOUGH, thresholds=JUDGED)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     for line in lines:
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -268,17 +270,17 @@ def test_every_kind_of_anomaly_is_planted_above():
 
 def test_an_anomaly_raises_the_level_for_a_while_and_then_it_falls_back(tmp_path, tiny_task):
     thresholds = {**JUDGED, "escalate_updates": 2}
-    tiny_run.play_run(tmp_path, plant_nan_gradient, updates=5, thresholds=thresholds, **NO_END)
+    tiny_run.play_run(tmp_path, plant_nan_gradient, updates=5, thresholds=thresholds, **ENOUGH, **NO_END)
     assert anomalies(tmp_path) == {(1, "skipped_step", "skipped_steps")}
     assert {event.update for event in tiny_run.told(tmp_path, DecisionMade)} == {1, 2, 3}
 
 
 def test_a_healthy_run_has_no_anomaly_and_tells_no_decision(tmp_path, tiny_task):
-    assert tiny_run.play_run(tmp_path, updates=3, num_groups=2, thresholds=JUDGED)[0] == 0
+    assert tiny_run.play_run(tmp_path, updates=3, num_groups=2, **ENOUGH, thresholds=JUDGED)[0] == 0
     assert anomalies(tmp_path) == set()
     assert tiny_run.told(tmp_path, DecisionMade) == []
     assert [event.update for event in tiny_run.told(tmp_path, Update)] == [0, 1, 2]
-    assert len(tiny_run.told(tmp_path, EpisodeOutcome)) == 3 * 2 * 2
+    assert len(tiny_run.told(tmp_path, EpisodeOutcome)) == 3 * 2 * ENOUGH["group_size"]
 
 
 @pytest.mark.slow
