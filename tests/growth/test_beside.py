@@ -224,6 +224,17 @@ def test_a_call_that_passes_its_input_in_another_way_is_refused():
         model(FEATURES)
 
 
+def test_the_gradient_of_a_seed_reaches_what_it_reads():
+    body = zeroed(nn.Linear(6, 4))
+    model = GrowableModel(make(nn.Linear(5, 6), body, FEATURES), ["body"], example_input=FEATURES)
+    model.plant("body", "widen")
+    seed, stem = model.seed("body"), model.host.get_submodule("stem")
+    assert seed is not None
+    nn.init.normal_(list(seed.branch.parameters())[-2])
+    model(FEATURES).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in stem.parameters())
+
+
 @pytest.mark.usefixtures("own_names")
 def test_a_blueprint_of_the_users_own_reads_the_input():
     @blueprint("skip", topology="features", reads="input")
