@@ -31,6 +31,7 @@ def test_operations_by_hand():
     assert flops.seed(0, "mlp_small", "add") == flops.seed(0, "mlp_small", "multiply") == SEED
     assert flops.seed(0, "mlp_small", "gate") == SEED + GATE
     assert flops.seed(0, "norm", "add") == 0  # no product in it
+    assert flops.seed(0, "widen_small", "add") == 3 * (32 + 24)  # from the 4 inputs of the segment
     assert flops.behind(0) == 12 + 12  # forward, and the gradient of what the seed put in
 
 

@@ -56,11 +56,11 @@ class Alone:
         self.model = GrowableModel(make_host(), SLOTS, example_input=example, lifecycle=lifecycle, rng_seed=rng_seed)
         self.config, self.rate = config, rate
         self.optimizers = {}
-        self.norms = {slot: [] for slot in SLOTS}
+        self.norms = {slot: [] for slot in self.model.slot_names}
 
     def follow(self):
         wanted = {None: list(self.model.host.parameters())}
-        wanted |= {s: list(seed.parameters()) for s in SLOTS if (seed := self.model.seed(s))}
+        wanted |= {s: list(seed.parameters()) for s in self.model.slot_names if (seed := self.model.seed(s))}
         for key, parameters in wanted.items():
             known = self.optimizers.get(key)
             kept = known.state if known else {}
@@ -83,7 +83,7 @@ class Alone:
     def train(self, x, y):
         self.model.zero_grad()
         self.model.loss(lambda: cross_entropy(self.model(x), y)).backward()
-        for slot in SLOTS:
+        for slot in self.model.slot_names:
             seed = self.model.seed(slot)
             grads = [p.grad for p in seed.parameters() if p.grad is not None] if seed else []
             if grads:
@@ -98,7 +98,7 @@ def facts_of(hosts: StackedHosts) -> Facts:
     return Facts(
         slots=hosts.slot_state.copy(),
         lifecycle=hosts.lifecycle,
-        slot_names=SLOTS,
+        slot_names=hosts.slot_names,
         blueprint_names=hosts.blueprint_names,
         blueprint_parameters=hosts.blueprint_table(),
         host_parameters=np.full(n, hosts.host_parameters),
@@ -130,13 +130,20 @@ FAST = {
 assert set(CASES) > FAST
 
 
-@pytest.mark.parametrize(
-    ("kind", "incubation", "optimizer", "tapes"),
-    [case if case in FAST else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
-def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, optimizer, tapes):
+TWO_SEATS = [("dense", "direct", "adamw", True), ("dense", "shadow", "sgd", False)]
+EPISODES = [
+    *((*case, 1) if case in FAST else pytest.param(*case, 1, marks=pytest.mark.slow) for case in CASES),
+    *((*case, 2) for case in TWO_SEATS),
+    pytest.param("convolutional", "straight_through", "adamw", False, 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "incubation", "optimizer", "tapes", "seeds_per_slot"), EPISODES)
+def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, optimizer, tapes, seeds_per_slot):
     make_host, shape = HOSTS[kind]
-    lifecycle = LifecycleConfig(incubation=incubation, min_training_decisions=1, embargo_decisions=0)
+    lifecycle = LifecycleConfig(
+        incubation=incubation, min_training_decisions=1, embargo_decisions=0, seeds_per_slot=seeds_per_slot
+    )
     config = OptimizerConfig(name=optimizer, max_gradient_norm=0.5)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(64, *shape, generator=generator, dtype=torch.double), torch.arange(64) % 3
@@ -147,8 +154,13 @@ def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, o
     stacked.use_tapes &= tapes
     assert stacked.use_tapes == tapes
     alone = [Alone(make_host, x[:2], s, r, lifecycle, config) for s, r in zip(RNG_SEEDS, RATES, strict=True)]
-    controller, met = RandomController(1), set()
-    for _ in range(40):
+    controller, met, both = RandomController(3), set(), False
+    if seeds_per_slot == 2:  # the second seat is open then
+        first = Action("germinate", SLOTS[0], "widen").encode(stacked.slot_names, stacked.blueprint_names)
+        stacked.plant(np.stack([first] * len(alone)))
+        for host in alone:
+            host.model.plant(SLOTS[0], "widen")
+    for _ in range(60):
         for host in alone:
             host.follow()
         for _ in range(2):
@@ -170,7 +182,9 @@ def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, o
         stacked.tick()
         for host, row in zip(alone, actions, strict=True):
             host.act(row)
-            host.norms = {slot: [] for slot in SLOTS}
+            host.norms = {slot: [] for slot in stacked.slot_names}
+        both |= (stacked.slot_state.occupied[:, 1::2] & (seeds_per_slot == 2)).any()
+    assert both == (seeds_per_slot == 2)
     assert met >= {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED}
 
 
@@ -186,7 +200,7 @@ def compare(stacked, alone, x, y):
         torch.testing.assert_close(own, stacked.hosts.rows[n], rtol=1e-8, atol=1e-9)
         for (slot, name), group in stacked.groups.items():
             for row in np.flatnonzero(group.hosts == n).tolist():
-                seed = model.seed(SLOTS[slot])
+                seed = model.seed(stacked.slot_names[slot])
                 assert seed.operator == OPERATORS[stacked.structure.operator[n, slot]]
                 assert name == GATE or seed.blueprint == name
                 part = seed.gate if name == GATE else seed.branch
@@ -195,7 +209,7 @@ def compare(stacked, alone, x, y):
         assert [r.parameters for r in model.growth()] == stacked.seed_parameters()[n].tolist()
         with torch.no_grad():
             torch.testing.assert_close(cross_entropy(model(x), y), losses[n], rtol=1e-8, atol=1e-9)
-            for s, slot in enumerate(SLOTS):
+            for s, slot in enumerate(stacked.slot_names):
                 if np.isnan(flipped[n, s]):
                     assert (
                         model.seed(slot) is None or not model.slot_state.live[0, s] or model.slot_state.alpha[0, s] == 0
