@@ -134,7 +134,7 @@ TWO_SEATS = [("dense", "direct", "adamw", True), ("dense", "shadow", "sgd", Fals
 EPISODES = [
     *((*case, 1) if case in FAST else pytest.param(*case, 1, marks=pytest.mark.slow) for case in CASES),
     *((*case, 2) for case in TWO_SEATS),
-    pytest.param("convolutional", "straight_through", "adamw", False, 2, marks=pytest.mark.slow),
+    pytest.param("convolutional", "direct", "adamw", False, 2, marks=pytest.mark.slow),
 ]
 
 
