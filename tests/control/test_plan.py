@@ -40,7 +40,7 @@ def make_trainings(num_slots: int = 3, horizon: int = 20, **lifecycle) -> HostTr
 
 def lead(trainings: HostTrainings, controller) -> list[Action]:
     """What the controller did with the first host, until the end."""
-    names, said = (trainings.task.slots, trainings.hosts.blueprint_names), []
+    names, said = (trainings.hosts.slot_names, trainings.hosts.blueprint_names), []
     for _ in range(trainings.episode.horizon):
         rows = controller.act(trainings.facts())
         assert (rows == rows[0]).all()
@@ -84,8 +84,9 @@ def test_blueprints_by_name_then_by_size():
     facts = make_trainings(2).facts()
     sizes = dict(zip(facts.blueprint_names, facts.blueprint_parameters[0].tolist(), strict=True))
     by_size = sorted(sizes, key=lambda name: sizes[name])
-    assert [facts.blueprint_names[i] for i in pick_blueprints(facts, (), 0.0)] == [by_size[0]] * 2
-    assert [facts.blueprint_names[i] for i in pick_blueprints(facts, ("conv",), 1.0)] == [by_size[-1]] * 2
+    behind = [name for name in by_size if not name.startswith("widen")]
+    assert [facts.blueprint_names[i] for i in pick_blueprints(facts, (), 0.0)] == [behind[0]] * 2
+    assert [facts.blueprint_names[i] for i in pick_blueprints(facts, ("conv",), 1.0)] == [behind[-1]] * 2
     fits_nowhere = facts.blueprint_parameters.copy()
     fits_nowhere[1] = -1
     fits_nowhere[0, facts.blueprint_names.index("mlp")] = -1
@@ -94,8 +95,43 @@ def test_blueprints_by_name_then_by_size():
     assert (facts.blueprint_names[picked[0]], picked[1]) == ("norm", -1)
 
 
+@pytest.mark.parametrize(
+    ("reads", "seeds_per_slot", "sizes"),
+    [
+        ("output", 1, ["mlp_large"] * 3),
+        ("input", 1, ["widen_large"] * 3),
+        ("both", 1, ["mlp_large", "widen_large", "mlp_large"]),
+        # In every slot a seed of the other kind follows: stem, stem#2, block1, block1#2, block2, block2#2.
+        ("both", 2, ["mlp_large", "widen_large", "widen_large", "mlp_large", "mlp_large", "widen_large"]),
+    ],
+)
+def test_what_seeds_read(reads, seeds_per_slot, sizes):
+    facts = make_trainings(3, seeds_per_slot=seeds_per_slot).facts()
+    assert [facts.blueprint_names[index] for index in pick_blueprints(facts, (), 1.0, reads)] == sizes
+
+
+def test_a_slot_that_no_seed_fits_beside_gets_one_behind():
+    facts = make_trainings(2).facts()
+    parameters = facts.blueprint_parameters.copy()
+    parameters[0, facts.reads_input] = -1
+    facts = replace(facts, blueprint_parameters=parameters)
+    assert [facts.blueprint_names[i] for i in pick_blueprints(facts, (), 1.0, "input")] == ["mlp_large", "widen_large"]
+
+
+def test_every_slot_gets_a_seed_before_one_gets_a_second():
+    plan = Plan(first=0, interval=5, max_seeds=3, reads="both", size=1.0)
+    said = lead(make_trainings(2, seeds_per_slot=2), PlanController(plan))
+    planted = [(action.slot, action.blueprint) for action in said if action.op == "germinate"]
+    assert planted == [("stem", "mlp_large"), ("block1", "widen_large"), ("stem#2", "widen_large")]
+
+
+def test_a_file_without_reads_means_seeds_behind(tmp_path):
+    (tmp_path / "plan.json").write_text('{"first": 1, "size": 1.0}')
+    assert load_plan(tmp_path / "plan.json") == Plan(first=1, size=1.0, reads="output")
+
+
 def test_plans_survive_their_files(tmp_path):
-    plan = Plan(first=3, blueprints=("mlp", "conv"), size=0.25)
+    plan = Plan(first=3, blueprints=("mlp", "conv"), reads="both", size=0.25)
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
     named = make_controller(str(tmp_path / "plan.json"))
@@ -117,6 +153,8 @@ def test_plans_survive_their_files(tmp_path):
         ({"blueprints": [1, []]}, r"blueprints must be names, .* got \(1, \[\]\)"),
         ({"blueprints": None}, "blueprints must be a list of names, got None"),
         ({"size": "0.5"}, "size must be a rank from 0 to 1, got '0.5'"),
+        ({"reads": "any"}, r"reads must be one of \('output', 'input', 'both'\), got 'any'"),
+        ({"reads": ["input"]}, r"reads must be one of .* got \['input'\]"),
         ({"style": {"a": []}}, "style must be one of"),
         ({"style": "x" * 10**6}, "style must be one of .* got 'xxx"),
         ({"x" * 10**5: 1}, "a plan has no"),

@@ -56,6 +56,14 @@ class Facts:
         return self.slots.stage.shape[0]
 
     @property
+    def reads_input(self) -> np.ndarray:
+        """Blueprints that grow beside a slot's submodule, not behind it (B,)."""
+        from simic.growth.blueprints import BLUEPRINTS  # it loads torch
+
+        names = self.blueprint_names
+        return np.array([name in BLUEPRINTS and BLUEPRINTS[name].reads == "input" for name in names], dtype=bool)
+
+    @property
     def metric(self) -> np.ndarray:
         """The metric of contributions, higher is better: accuracy, or minus the loss if there is none (N, K)."""
         return np.where(np.isnan(self.val_accuracy), -self.val_loss, self.val_accuracy)

@@ -27,7 +27,6 @@ import numpy as np
 
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.growth.blueprints import BLUEPRINTS
 from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import INCUBATIONS, Stage
@@ -224,8 +223,7 @@ def _fitting_kinds(facts: Facts) -> np.ndarray:
 
 
 def _fitting_readers(facts: Facts) -> np.ndarray:
-    reads = [name in BLUEPRINTS and BLUEPRINTS[name].reads == "input" for name in facts.blueprint_names]
-    return (facts.blueprint_parameters >= 0) & np.array(reads, dtype=bool)
+    return (facts.blueprint_parameters >= 0) & facts.reads_input
 
 
 def _seat(view: _View) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,6 +27,8 @@ MAX_BYTES = 2**20
 MAX_NUMBER = 1_000_000
 """Upper limit of decisions and seeds: more than any episode has."""
 REMEDY = "`simic plan` writes one"
+Kinds = Literal["output", "input", "both"]
+"""What seeds read: the output of their slot's submodule (behind it), its input (beside it), or one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +40,14 @@ class Plan:
     interval: int = 4
     """Decisions between two seeds."""
     max_seeds: int = 1
-    """Maximum number of slots that get a seed, those near the input first."""
+    """Maximum number of seeds: one per slot, those near the input first, then second ones where slots take several."""
     blueprints: tuple[str, ...] = ()
-    """Names in order of preference; in a slot that none of them fits, `size` decides."""
+    """Names in order of preference; in a slot that none of them fits, `reads` and `size` decide."""
+    reads: Kinds = "output"
+    """What seeds read: output (behind the submodule), input (beside it), or both: neighbouring slots, and the seeds of
+    one slot, take turns, output first. A slot that none of that kind fits gets the other."""
     size: float = 0.5
-    """Rank by parameters among the blueprints that fit a slot: 0 for the smallest, 1 for the largest."""
+    """Rank by parameters among those blueprints that fit a slot: 0 for the smallest, 1 for the largest."""
     style: str = "linear-add"
     """How seeds are blended in."""
     tempo: int = 3
@@ -60,9 +66,10 @@ class Plan:
             raise ValueError(f"size must be a rank from 0 to 1, got {self.size!r:.60}")
         if not isinstance(self.blueprints, tuple) or not all(isinstance(name, str) for name in self.blueprints):
             raise TypeError(f'blueprints must be names, such as ("mlp", "conv"), got {self.blueprints!r:.60}')
-        for name in ("style", "tempo", "alpha_target"):
-            if getattr(self, name) not in HEAD_VALUES[name]:
-                raise ValueError(f"{name} must be one of {HEAD_VALUES[name]}, got {getattr(self, name)!r:.60}")
+        choices = {"reads": get_args(Kinds)} | {name: HEAD_VALUES[name] for name in ("style", "tempo", "alpha_target")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r:.60}")
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
@@ -99,7 +106,7 @@ class PlanController:
         plan, masks = self.plan, legal_masks(facts)
         planted = facts.slots.occupied.sum(1)
         due = (facts.decision >= plan.first + plan.interval * planted) & (planted < plan.max_seeds)
-        blueprint = pick_blueprints(facts, plan.blueprints, plan.size)
+        blueprint = pick_blueprints(facts, plan.blueprints, plan.size, plan.reads)
         heads = (plan.style, plan.tempo, plan.alpha_target)
         return plant(move_on(masks), facts, masks, due, blueprint, *heads)
 
@@ -131,7 +138,8 @@ def plant(
     left = np.where(facts.horizon > 0, facts.horizon - facts.decision, np.iinfo(np.int64).max)
     in_time = left >= decisions_to_fossil(facts.lifecycle, tempo)
     chosen = due & in_time & masks.op[:, Op.GERMINATE] & (actions[:, Column.OP] == Op.WAIT)
-    slot = masks.slot[:, Op.GERMINATE].argmax(1)
+    order = np.argsort(np.arange(len(facts.slot_names)) % facts.lifecycle.seeds_per_slot, kind="stable")
+    slot = order[masks.slot[:, Op.GERMINATE, order].argmax(1)]  # the first seed of every slot before the second of any
     rows = germinate_rows(slot, blueprint[slot], style, tempo, alpha_target)
     return np.where(chosen[:, None], rows, actions)
 
@@ -154,16 +162,31 @@ def decisions_to_fossil(lifecycle: LifecycleConfig, tempo: int) -> int:
     return tempo + 2 + incubation
 
 
-def pick_blueprints(facts: Facts, names: Sequence[str], size: float) -> np.ndarray:
-    """For every slot (S,) the first of `names` that fits, else the blueprint of rank `size` by parameters, else -1."""
-    picked = np.full(len(facts.slot_names), -1)
+def pick_blueprints(facts: Facts, names: Sequence[str], size: float, reads: Kinds = "output") -> np.ndarray:
+    """For every slot (S,) the first of `names` that fits, else the blueprint of rank `size` by parameters, else -1.
+
+    Ranked are the blueprints that read what `reads` says, or if none of them fits, all that fit.
+    """
+    picked, reads_input, beside = np.full(len(facts.slot_names), -1), facts.reads_input, _beside(facts, reads)
     for slot, parameters in enumerate(facts.blueprint_parameters):
         fitting = np.flatnonzero(parameters >= 0)
         wanted = [facts.blueprint_names.index(name) for name in names if name in facts.blueprint_names]
         wanted = [index for index in wanted if parameters[index] >= 0]
+        own_kind = fitting[reads_input[fitting] == beside[slot]]
+        ranked = own_kind if own_kind.size else fitting
         if wanted:
             picked[slot] = wanted[0]
-        elif fitting.size:
-            by_size = fitting[np.argsort(parameters[fitting], kind="stable")]
+        elif ranked.size:
+            by_size = ranked[np.argsort(parameters[ranked], kind="stable")]
             picked[slot] = by_size[round(size * (len(by_size) - 1))]
     return picked
+
+
+def _beside(facts: Facts, reads: Kinds) -> np.ndarray:
+    """Slots (S,) whose seed grows beside the submodule. With two slots and two seeds each, `both` is
+
+    slot      stem   stem#2  block1  block1#2
+    beside    False  True    True    False
+    """
+    place, seat = np.divmod(np.arange(len(facts.slot_names)), facts.lifecycle.seeds_per_slot)
+    return (place + seat) % 2 == 1 if reads == "both" else np.full(len(place), reads == "input")
