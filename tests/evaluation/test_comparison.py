@@ -2,13 +2,14 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_comparison import EAGER, make_task, of, save_network
+from helpers.tiny_comparison import EAGER, make_blind, make_task, of, save_network
 
 from simic import GrowableModel, GrowthScheduler, LearnedController, pretrained
 from simic.api import evaluate
@@ -16,8 +17,11 @@ from simic.cli import main
 from simic.control.registry import make_controller
 from simic.evaluation import comparison
 from simic.evaluation.parsing import ABLATIONS, NamedTask
+from simic.evaluation.scale import Scale
 from simic.lifecycle.actions import Op
 from simic.policy.network import FactoredRecurrentActorCritic
+from simic.ppo.agent import PPOAgent
+from simic.ppo.config import PPOConfig
 
 KEYS = [
     "format",
@@ -71,7 +75,7 @@ def test_the_same_command_gives_the_same_bytes(tiny_comparison_task, tmp_path, g
     assert first == second
     assert (tmp_path / "a" / "episodes.csv").read_bytes() == (tmp_path / "b" / "episodes.csv").read_bytes()
     assert str(tmp_path / "a").encode() not in first
-    assert (tmp_path / "a" / "episodes.csv").read_text().count("\n") == 1 + 7 * 3
+    assert (tmp_path / "a" / "episodes.csv").read_text().count("\n") == 1 + 8 * 3
     assert set(json.loads((tmp_path / "a" / "timing.json").read_text())) == {*json.loads(first)["controllers"]}
 
 
@@ -95,7 +99,11 @@ def test_what_was_done_before_a_kill_is_not_done_again(tiny_comparison_task, tmp
             compare(*names, **settings, out=tmp_path / "killed")
     killed_after(100)
     compare(*names, **settings, out=tmp_path / "killed")
-    assert played == ["wait", "random", "learned", "shuffled", "static_final", "static_wide", "replay"]
+    lone, derived = (
+        ["wait", "random", "learned", "static_scaled", "shuffled"],
+        ["static_final", "static_wide", "replay"],
+    )
+    assert played == lone + derived
     assert (tmp_path / "killed" / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
 
 
@@ -133,7 +141,7 @@ def test_a_registered_controller_or_task_whose_file_changed_is_evaluated_again(
 
 @pytest.fixture(scope="module")
 def ablated(tmp_path_factory) -> dict[str, Any]:
-    """A policy that does not look, and all that derives from it."""
+    """A policy that grows at once, and all that derives from it."""
     path, task = save_network(tmp_path_factory.mktemp("ablated") / "p", EAGER), make_task()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NamedTask, "find", lambda self: task)
@@ -160,9 +168,34 @@ def test_static_wide_is_the_least_that_is_as_large(ablated):
         assert wide["seeds"] == []
 
 
-def test_replay_of_a_policy_that_does_not_look_is_that_policy(ablated):
-    assert of(ablated, "replay(p)") == of(ablated, "p")
-    assert of(ablated, "shuffled(p)") != of(ablated, "wait")
+def test_static_scaled_widens_every_host_by_one_factor(tiny_comparison_task, tmp_path):
+    Scale(parameter_factor=2.5).save(tmp_path / "mine.json")
+    results = compare("wait", str(tmp_path / "mine.json"), horizon=4)
+    about = results["controllers"]["mine"]
+    assert about["kind"] == "static_scaled"
+    assert about["description"].startswith("every host, widened to at least 2.5 times its parameters (")
+    for alone, scaled in zip(of(results, "wait"), of(results, "mine"), strict=True):
+        assert set(scaled["parameter_curve"]) == {8 * 16 + 2}  # of 8 features; 7 have 107, less than 2.5 times 50
+        assert scaled["host_parameters"] == alone["parameters"] == 50
+        assert scaled["score"] == pytest.approx(scaled["metric"] - math.log2(130 / 50))
+        assert scaled["seeds"] == []
+
+
+def test_static_scaled_is_one_of_the_ablations_unless_another_is_named(tiny_comparison_task, tmp_path, grower):
+    Scale(parameter_factor=1.0).save(tmp_path / "mine.json")
+    settings: dict[str, Any] = {"ablations": True, "horizon": 2}
+    shipped = compare(f"p={grower}", **settings)["controllers"]
+    assert (shipped["static_scaled"]["kind"], shipped["static_scaled"]["of"]) == ("static_scaled", None)
+    own = compare(f"p={grower}", f"scaled={tmp_path / 'mine.json'}", "wait", **settings)
+    assert [label for label, about in own["controllers"].items() if about["kind"] == "static_scaled"] == ["scaled"]
+    assert of(own, "scaled") == of(own, "wait")  # a factor of 1 is the host itself
+    assert "scaled" in own["summary"]["paired"]["p"]
+
+
+def test_replay_of_a_policy_that_does_not_look_is_that_policy(tiny_comparison_task, tmp_path):
+    PPOAgent(make_blind(EAGER), PPOConfig()).save(tmp_path / "p")
+    results = compare("wait", f"p={tmp_path / 'p'}", ablations=True, horizon=6)
+    assert of(results, "replay(p)") == of(results, "shuffled(p)") == of(results, "p") != of(results, "wait")
 
 
 @pytest.fixture
@@ -196,8 +229,9 @@ def test_what_is_grouped_is_judged_as_one_beside_others(tiny_comparison_task, tm
     figures, paired = results["summary"]["controllers"], results["summary"]["paired"]
     both = [figures[label]["score"]["mean"] for label in ("grower", "idle")]
     assert figures["ours"]["score"]["mean"] == pytest.approx(sum(both) / 2)
-    assert set(paired["ours"]) == {"wait", "base", *(f"{kind}(ours)" for kind in ABLATIONS)}
-    assert set(paired["base"]) == {"wait", "ours", "grower", "idle", *(f"{kind}(base)" for kind in ABLATIONS)}
+    rules = {"wait", "static_scaled"}
+    assert set(paired["ours"]) == {*rules, "base", *(f"{kind}(ours)" for kind in ABLATIONS)}
+    assert set(paired["base"]) == {*rules, "ours", "grower", "idle", *(f"{kind}(base)" for kind in ABLATIONS)}
     said = capsys.readouterr().out
     assert f"ours stands for {policies['grower']}, {policies['idle']}, judged as one" in said
     assert "minus base" in said
@@ -261,16 +295,19 @@ def test_one_main_figure_in_terminal_results_and_report(compete_on, tmp_path, po
 def test_a_policy_that_never_grows_has_only_itself_for_baselines(tiny_comparison_task, tmp_path):
     path = save_network(tmp_path / "idle.safetensors", {Op.GERMINATE: -99.0})
     results = compare("wait", f"p={path}", ablations=True, horizon=4)
-    for label in results["controllers"]:
+    for label in results["controllers"].keys() - {"static_scaled"}:
         assert of(results, label) == of(results, "wait")
 
 
-def test_a_host_of_one_width_has_no_static_wide(compete_on, grower):
+def test_a_host_of_one_width_has_no_wider_one(compete_on, grower):
     compete_on(make_task(host_of_width=None))
     results = compare(f"p={grower}", ablations=True, horizon=3)
-    assert of(results, "static_wide(p)") == []
-    assert results["notes"] == ["static_wide(p) is left out: task tiny has hosts of one width only: no static_wide"]
-    assert "static_wide(p)" not in results["summary"]["controllers"]
+    for label, kind in (("static_scaled", "static_scaled"), ("static_wide(p)", "static_wide")):
+        assert of(results, label) == []
+        note = f"{label} is left out: task tiny has hosts of one width only: no {kind}"
+        assert note in results["notes"]
+        assert label not in results["summary"]["controllers"]
+    assert len(results["notes"]) == 2
 
 
 # On the command line.

@@ -56,6 +56,9 @@ def test_labels_are_as_much_of_the_path_as_is_needed(files):
     (files / "wait/controller.safetensors").touch()
     assert list(labels("wait", "./wait")) == ["wait", f"{files.name}/wait"]
     assert list(labels("a=lone.safetensors", "runs/a")) == ["a", "runs/a"]
+    (files / "scale.json").write_text('{"parameter_factor": 2}')
+    assert labels("scale.json,static_scaled") == {"scale": "static_scaled", "static_scaled": "static_scaled"}
+    assert labels("big=scale.json") == {"big": "static_scaled"}
     (files / "lone.json").write_text("{}")
     assert len(labels("lone.safetensors", "lone.json")) == 2
 
@@ -100,8 +103,9 @@ def test_how_words_were_read_is_told(files):
 
 def test_ablations_are_those_of_every_learned_one(files):
     found = parse_controllers(["wait,x=runs/a,y=lone.safetensors"], ablations=True).candidates
-    assert [own.label for own in found[3:]] == [f"{kind}({of})" for of in "xy" for kind in ABLATIONS]
-    assert {(own.of, own.path) for own in found[3:]} == {("x", Path("runs/a")), ("y", Path("lone.safetensors"))}
+    assert (found[3].label, found[3].of) == ("static_scaled", None)  # it derives from none of them
+    assert [own.label for own in found[4:]] == [f"{kind}({of})" for of in "xy" for kind in ABLATIONS]
+    assert {(own.of, own.path) for own in found[4:]} == {("x", Path("runs/a")), ("y", Path("lone.safetensors"))}
 
 
 def test_ablations_of_a_group_are_groups(files):

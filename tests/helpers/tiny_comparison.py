@@ -76,6 +76,16 @@ def make_planted(logits: Mapping[Op, float], *, gain: float = 1.0, rng_seed: int
     return network
 
 
+def make_blind(logits: Mapping[Op, float]) -> FactoredRecurrentActorCritic:
+    """A network that does the same whatever it sees: these operations, the first slot, the first blueprint."""
+    network = make_planted(logits, gain=0.0)
+    with torch.no_grad():
+        for layer in (network.slot.query, network.blueprint.query, network.plain_context):
+            layer.weight.zero_()
+            layer.bias.zero_()
+    return network
+
+
 def save_network(path: Path, logits: Mapping[Op, float]) -> str:
     PPOAgent(make_planted(logits), PPOConfig()).save(path)
     return str(path)

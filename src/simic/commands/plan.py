@@ -1,9 +1,10 @@
-"""simic plan: search the best fixed plan."""
+"""simic plan: search the best fixed plan, or the best factor to widen every host by."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from simic.commands.flags import PLUGIN
 from simic.evaluation.config import EvaluationConfig
@@ -15,8 +16,11 @@ from simic.training.preflight import check_output_file
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
-    """Search the best fixed plan by successive halving, for `evaluate --controllers plan=FILE`."""
+    """Search the best fixed plan, or scale, by successive halving, for `evaluate --controllers plan=FILE`."""
 
+    kind: Literal["plan", "scale"] = "plan"
+    """What to search: a plan of when to grow which seeds, or a scale, the factor by which every host is widened instead
+    (the baseline static_scaled)."""
     budget: int = 4096
     """Host trainings to spend."""
     tasks: tuple[str, ...] = ("mixed:train",)
@@ -31,8 +35,8 @@ class PlanCommand:
     """Directory of the files of tasks that read some."""
     plugins: tuple[str, ...] = field(default=(), metadata=PLUGIN)
     """Module to import that registers tasks, rewards, controllers and so on; may be repeated."""
-    out: Path = Path("plan.json")
-    """File of the plan."""
+    out: Path | None = None
+    """File of the result; by default plan.json or scale.json."""
     workers: int = 2
     """Processes that train hosts; 0 uses the main process. The result is the same."""
     quiet: bool = False
@@ -44,9 +48,10 @@ class PlanCommand:
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
         check_data((task.name for task in parse_tasks(self.tasks, 1)), self.data_dir)
-        check_output_file(self.out)
-        from simic.evaluation.plan_search import search_plan
+        out = self.out or Path(f"{self.kind}.json")
+        check_output_file(out)
+        from simic.evaluation.plan_search import GRIDS, search
 
-        settings = {name: value for name, value in asdict(self).items() if name not in ("plugins", "out")}
-        search_plan(**settings).save(self.out)
+        settings = {name: value for name, value in asdict(self).items() if name not in ("kind", "plugins", "out")}
+        search(GRIDS[self.kind](), **settings).save(out)
         return 0

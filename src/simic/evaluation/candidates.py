@@ -36,7 +36,8 @@ from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import task_rng_seed
 from simic.evaluation.flops import TrainingFlops
 from simic.evaluation.measures import Fossil, fossils, measure_episodes
-from simic.evaluation.parsing import Candidate, NamedTask
+from simic.evaluation.parsing import SCALED, Candidate, NamedTask
+from simic.evaluation.scale import Scale, load_scale
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
@@ -84,8 +85,8 @@ class Unit(NamedTuple):
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     """The measured episodes of a unit as JSON values; of a learned controller also the inputs of its ablations."""
     task = unit.task.find()
-    if unit.kind == "static_wide":
-        return _play_wide(settings, task, unit.inputs)
+    if unit.kind in WIDER:
+        return _play_wide(settings, task, unit)
     trainings = settings.trainings(task)
     if unit.kind == "static_final":
         plant_fossils(trainings, unit.inputs)
@@ -109,9 +110,11 @@ def evaluate_episodes(
 
 
 def inputs_of(candidate: Candidate) -> Any:
-    """What a contestant comes with: a plan, or the weights of the controller that it is or derives from."""
+    """What a contestant comes with: a plan, a scale, or the weights of the controller that it is or derives from."""
     if candidate.kind == "plan":
         return load_plan(candidate.path)
+    if candidate.kind == SCALED:
+        return load_scale(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
         given = candidate.controller
         return PolicyWeights.of(_find_network(candidate.path) if given is None else given.network)
@@ -236,12 +239,19 @@ def plant_fossils(trainings: HostTrainings, fossils: Sequence[Sequence[Fossil]])
     trainings.snapshot.save(hosts, np.ones(hosts.num_hosts, dtype=bool))
 
 
-def _play_wide(settings: Settings, task: Task, parameters: Sequence[int]) -> dict[str, Any]:
+WIDER = ("static_wide", SCALED)
+"""Hosts that are wider from the start: static_wide has given numbers of parameters, static_scaled a `Scale`."""
+
+
+def _play_wide(settings: Settings, task: Task, unit: Unit) -> dict[str, Any]:
     """Hosts of the least width that has so many parameters; those of one width are stacked."""
     if task.host_of_width is None:
-        return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no static_wide"}
-    widths = [width_for(task.host_of_width, wanted) for wanted in parameters]
+        return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no {unit.kind}"}
     own, results = count_parameters(task.make_host), {}
+    if isinstance(unit.inputs, Scale):
+        widths = [scaled_width(task, unit.inputs)] * len(settings.rng_seeds)
+    else:
+        widths = [width_for(task.host_of_width, wanted) for wanted in unit.inputs]
     for width in sorted(set(widths)):
         rng_seeds = [seed for seed, its in zip(settings.rng_seeds, widths, strict=True) if its == width]
         trainings = settings.trainings(task.widened(width), rng_seeds)
@@ -250,7 +260,14 @@ def _play_wide(settings: Settings, task: Task, parameters: Sequence[int]) -> dic
     return {"episodes": [results[rng_seed] for rng_seed in settings.rng_seeds]}
 
 
-def width_for(host_of_width: Callable[[int], Callable[[], nn.Module]], parameters: int) -> int:
+def scaled_width(task: Task, scale: Scale) -> int:
+    """The width of the task's hosts under a scale."""
+    if task.host_of_width is None:
+        raise ValueError(f"hosts of task {task.name} come in one width, which cannot be scaled; leave it out")
+    return width_for(task.host_of_width, scale.parameter_factor * count_parameters(task.make_host))
+
+
+def width_for(host_of_width: Callable[[int], Callable[[], nn.Module]], parameters: float) -> int:
     """The least width whose host has at least so many parameters."""
     low, high = 0, 1
     while count_parameters(host_of_width(high)) < parameters:

@@ -17,7 +17,7 @@ class EvaluationConfig:
     """Everything that the results of an evaluation depend on."""
 
     controllers: tuple[str, ...] = ("wait", "random", "plan", "heuristic", "autogrow")
-    """Controllers, separated by commas or spaces: names, runs, checkpoints, controller files or plans (.json).
+    """Controllers, separated by commas or spaces: names, runs, checkpoints, controller files, plans or scales (.json).
     NAME=PATH labels one; NAME=PATH,PATH is one group of several policies, up to the end of the word:
     `wait,heuristic ours=runs/a,runs/b baseline=runs/c`."""
     tasks: tuple[str, ...] = ("mlp:held_out",)
@@ -33,8 +33,9 @@ class EvaluationConfig:
     seeds_per_slot: int = LifecycleConfig.seeds_per_slot
     """Seeds that a slot may hold, one after the other."""
     ablations: bool = False
-    """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide,
-    replay and shuffled."""
+    """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide (as
+    many parameters as it ended with), replay and shuffled; and with static_scaled, every host widened by one factor
+    that was found on training tasks (by `simic plan --kind scale`)."""
     sample: bool = False
     """Learned controllers sample their actions instead of taking the most probable one."""
     data_dir: str | None = None

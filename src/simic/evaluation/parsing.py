@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simic import pretrained
 from simic.control.registry import CONTROLLERS
+from simic.evaluation.scale import holds_scale, load_scale
 from simic.registry import nearest, nearest_entry
 from simic.storage.checkpoint import is_checkpoint, list_checkpoints
 from simic.storage.run_directory import RunDirectory
@@ -26,6 +27,8 @@ ABLATIONS = {
     "shuffled": "{} with the observations of another host of the same task",
 }
 """Baselines derived from the episodes of a learned controller."""
+SCALED = "static_scaled"
+"""The baseline that widens every host by one factor: what is possible without a controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +37,10 @@ class Candidate:
 
     label: str
     kind: str
-    """A registered controller, plan, learned, or one of ABLATIONS."""
+    """A registered controller, plan, learned, static_scaled, or one of ABLATIONS."""
     description: str
     path: Path | None = None
-    """File of a plan or a learned controller; None for the one that ships with simic."""
+    """File of a plan, a scale or a learned controller; None for the one that ships with simic."""
     of: str | None = None
     """The learned controller that an ablation derives from."""
     group: str | None = None
@@ -82,7 +85,7 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects:
     """Candidates by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` pools several.
 
     A group ends at the end of the word or where the next group begins. `objects` are candidates given as Python
-    objects. Ablations of learned controllers come last.
+    objects. Ablations of learned controllers come last, and static_scaled before them unless one is named.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -95,7 +98,7 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects:
                 )
             entries.append(entry)
     if not entries and not objects:
-        raise ValueError(f"--controllers must name at least one of {', '.join(CONTROLLERS)} or a path")
+        raise ValueError(f"--controllers must name at least one of {', '.join((*CONTROLLERS, SCALED))} or a path")
     candidates = [*_labelled(entries, [_find(entry.name) for entry in entries]), *objects]
     for name in dict.fromkeys(own.group for own in candidates if own.group):
         members = [entry.name for entry in entries if entry.group == name]
@@ -103,6 +106,8 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects:
     learned = [known for known in candidates if known.kind == "learned"]
     if ablations and not learned:
         raise ValueError("--ablations are those of a learned controller: name one with --controllers")
+    if ablations and not any(own.kind == SCALED for own in candidates):
+        candidates.append(_find(SCALED))
     candidates += [derive(kind, of) for of in learned for kind in ABLATIONS if ablations]
     _check_labels(candidates)
     return Lineup(candidates, readings)
@@ -199,16 +204,24 @@ def _find(name: str) -> Candidate:
     if name in CONTROLLERS:
         kind = "learned" if name == "pretrained" else name
         return Candidate(label=name, kind=kind, description=CONTROLLERS[name].description)
+    if name == SCALED:
+        return Candidate(label=name, kind=SCALED, description=f"{_describe_scale(None)}, the best on training tasks")
     path = Path(name)
     run = RunDirectory(path)
     if path.suffix == ".json" and path.is_file():
+        if holds_scale(path):
+            return Candidate(label="", kind=SCALED, description=f"{_describe_scale(path)} ({path})", path=path)
         return Candidate(label="", kind="plan", description=f"the fixed plan in {path}", path=path)
     if path.is_file() or is_checkpoint(path) or run.controller.is_file() or list_checkpoints(run.checkpoints):
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
     if path.is_dir():
         raise ValueError(f"--controllers: {path} holds neither a controller nor a checkpoint")
-    hint = nearest_entry(name, CONTROLLERS)
+    hint = nearest_entry(name, (*CONTROLLERS, SCALED))
     raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {hint}")
+
+
+def _describe_scale(path: Path | None) -> str:
+    return f"every host, widened to at least {load_scale(path).parameter_factor:g} times its parameters"
 
 
 def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:

@@ -1,57 +1,85 @@
-"""Search for the best fixed plan by successive halving: each rung plays all remaining plans and keeps the best third.
+"""Search for the best fixed plan or scale by successive halving: each rung plays all that remain, keeps the best third.
 
-All plans of a rung play on the same hosts, from tasks that no earlier rung used. A plan is ranked by its mean score on
-validation data over all rungs so far. The budget, in host trainings, is divided evenly between the rungs.
+All options (plans or scales) of a rung play on the same hosts, from tasks that no earlier rung used. An option is
+ranked by its mean score on validation data over all rungs so far. The budget, in host trainings, is divided evenly
+between the rungs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from simic.control.baselines import WaitController
 from simic.control.facts import Facts
 from simic.control.legality import Masks
-from simic.control.plan import Plan, PlanController
+from simic.control.plan import Kinds, Plan, PlanController
 from simic.environment.config import EpisodeConfig, GovernorConfig
-from simic.environment.episodes import Decide, play
-from simic.evaluation.candidates import Settings
+from simic.environment.episodes import Decide, decide_by, play
+from simic.evaluation.candidates import Settings, count_parameters, scaled_width
 from simic.evaluation.parsing import NamedTask, parse_tasks
+from simic.evaluation.scale import Scale
 from simic.lifecycle.stages import Incubation, LifecycleConfig
+from simic.rewards.score import RENT_WEIGHT, doublings
+from simic.tasks.task import Task
 from simic.training.progress import PatientConsole
 from simic.workers.build import make_pool
 
 KEEP = 1 / 3
-"""Share of the plans that a rung keeps."""
+"""Share of the options that a rung keeps."""
 MIN_HOSTS = 2
-"""Least hosts per plan and task; few, because tasks differ more than hosts of a task."""
+"""Least hosts per option and task; few, because tasks differ more than hosts of a task."""
 STACK = 96
-"""Hosts trained as one stack: the fewer plans, the more hosts each gets."""
+"""Hosts of a task that play together: the fewer options, the more hosts each gets."""
 
 
-def grid() -> list[Plan]:
+SIZES: dict[Kinds, tuple[float, ...]] = {
+    "output": (0.2, 0.4, 0.6, 0.8, 1.0),
+    "input": (0.0, 0.5, 1.0),
+    "both": (0.4, 0.6, 0.8, 1.0),
+}
+"""Ranks that are tried: a slot of features fits six blueprints behind it and three beside it."""
+FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+"""Scales that are tried."""
+
+
+def plan_grid() -> list[Plan]:
     """All plans of the search, one of which never grows."""
     growing = [
-        Plan(first=first, max_seeds=max_seeds, interval=interval, size=size, style=style)
-        for first, (max_seeds, interval), size, style in product(
-            (0, 2, 6, 12), ((1, 1), (2, 1), (2, 4), (4, 1), (4, 4)), (0.2, 0.4, 0.6, 0.8, 1.0), ("linear-add", "gated")
+        Plan(first=first, max_seeds=max_seeds, interval=interval, reads=reads, size=size, style=style)
+        for first, (max_seeds, interval), style, reads in product(
+            (0, 2, 8), ((1, 1), (2, 1), (2, 4), (4, 1), (4, 4)), ("linear-add", "gated"), SIZES
         )
+        for size in SIZES[reads]
+        if (reads, max_seeds) != ("both", 1)  # one seed cannot be of both kinds
     ]
     return [Plan(max_seeds=0), *growing]
 
 
+def scale_grid() -> list[Scale]:
+    """All scales of the search, one of which leaves hosts as they are."""
+    return [Scale(parameter_factor=factor) for factor in FACTORS]
+
+
+Option = Plan | Scale
+GRIDS: dict[str, Callable[[], Sequence[Option]]] = {"plan": plan_grid, "scale": scale_grid}
+"""What can be searched."""
+
+
 class Trial(NamedTuple):
-    """Several plans on the same hosts of one task."""
+    """Several options on the same hosts of one task."""
 
     task: NamedTask
     rng_seeds: tuple[int, ...]
-    plans: tuple[Plan, ...]
+    options: tuple[Option, ...]
 
 
-def search_plan(
+def search(
+    options: Sequence[Option],
     *,
     budget: int,
     tasks: Sequence[str],
@@ -59,17 +87,17 @@ def search_plan(
     incubation: Incubation = LifecycleConfig.incubation,
     rng_seed: int = 0,
     data_dir: str | None = None,
-    plans: Sequence[Plan] | None = None,
     workers: int = 0,
     quiet: bool = True,
-) -> Plan:
-    """The best of `plans`, by default those of `grid`."""
-    alive, names, turn = list(plans or grid()), parse_tasks(tasks, 1, data_dir), 0
+) -> Option:
+    """The best of plans or scales, such as those of GRIDS."""
+    alive, names, turn = list[Option](options), parse_tasks(tasks, 1, data_dir), 0
     rungs = math.ceil(math.log(len(alive), 1 / KEEP) - 1e-9)
     least = rungs * MIN_HOSTS * len(alive)
+    kind = f"{type(alive[0]).__name__.lower()}s"
     if budget < least:
-        raise ValueError(f"--budget must be at least {least} for {len(alive)} plans in {rungs} rungs, got {budget}")
-    scores: dict[Plan, list[float]] = {plan: [] for plan in alive}
+        raise ValueError(f"--budget must be at least {least} for {len(alive)} {kind} in {rungs} rungs, got {budget}")
+    scores: dict[Option, list[float]] = {option: [] for option in alive}
     common = (EpisodeConfig(horizon=horizon), LifecycleConfig(incubation=incubation))
     console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), make_pool(play_trial, workers=workers)
     try:
@@ -80,12 +108,12 @@ def search_plan(
             trials = [trial for at in turns for trial in _trials(names, rng_seed, at, alive, hosts)]
             turn += num_tasks
             for trial, found in zip(trials, pool.run(common, trials), strict=True):
-                for plan, own in zip(trial.plans, found, strict=True):
-                    scores[plan] += own
-            alive.sort(key=lambda plan: -float(np.mean(scores[plan])))
+                for option, own in zip(trial.options, found, strict=True):
+                    scores[option] += own
+            alive.sort(key=lambda option: -float(np.mean(scores[option])))
             best = f"mean score {np.mean(scores[alive[0]]):.2f} with {alive[0]}"
             console.print(
-                f"rung {rung + 1}/{rungs}: {len(alive)} plans on {num_tasks} tasks, best {best}", markup=False
+                f"rung {rung + 1}/{rungs}: {len(alive)} {kind} on {num_tasks} tasks, best {best}", markup=False
             )
             alive = alive[: max(1, math.ceil(KEEP * len(alive) - 1e-9))]
     finally:
@@ -94,12 +122,27 @@ def search_plan(
 
 
 def play_trial(common: tuple[EpisodeConfig, LifecycleConfig], trial: Trial) -> list[list[float]]:
-    """The scores of every plan, one per host."""
-    settings = Settings(
-        rng_seeds=trial.rng_seeds * len(trial.plans), episode=common[0], lifecycle=common[1], governor=GovernorConfig()
-    )
-    record = play(settings.trainings(trial.task.find()), _decide_by(trial.plans, len(trial.rng_seeds)))
-    return record.score.reshape(len(trial.plans), -1).tolist()
+    """The scores of every option, one per host."""
+    task, (episode, lifecycle) = trial.task.find(), common
+    settings = Settings(rng_seeds=trial.rng_seeds, episode=episode, lifecycle=lifecycle, governor=GovernorConfig())
+    if plans := [option for option in trial.options if isinstance(option, Plan)]:
+        return _play_plans(settings, task, plans)
+    return [_play_scale(settings, task, option) for option in trial.options if isinstance(option, Scale)]
+
+
+def _play_plans(settings: Settings, task: Task, plans: Sequence[Plan]) -> list[list[float]]:
+    """The scores of every plan; all of them are one stack of hosts."""
+    trainings = settings.trainings(task, settings.rng_seeds * len(plans))
+    record = play(trainings, _decide_by(plans, len(settings.rng_seeds)))
+    return record.score.reshape(len(plans), -1).tolist()
+
+
+def _play_scale(settings: Settings, task: Task, scale: Scale) -> list[float]:
+    """The scores of hosts that are wider from the start; parameters count in relation to hosts that are not."""
+    trainings = settings.trainings(task.widened(scaled_width(task, scale)))
+    record = play(trainings, decide_by(WaitController().act))
+    rent = RENT_WEIGHT * doublings(record.exported_parameters, count_parameters(task.make_host))
+    return (record.score - rent).tolist()
 
 
 def _decide_by(plans: Sequence[Plan], hosts_each: int) -> Decide:
@@ -113,12 +156,12 @@ def _decide_by(plans: Sequence[Plan], hosts_each: int) -> Decide:
     return decide
 
 
-def _trials(names: Sequence[NamedTask], rng_seed: int, turn: int, plans: Sequence[Plan], hosts: int) -> list[Trial]:
-    """All plans on the next task, or, for a task that is not drawn from a family, on new hosts of it."""
+def _trials(names: Sequence[NamedTask], rng_seed: int, turn: int, options: Sequence[Option], hosts: int) -> list[Trial]:
+    """All options on the next task, or, for a task that is not drawn from a family, on new hosts of it."""
     stream = rng_seed * 1_000_000 + turn
     name = names[turn % len(names)]
     task = name if name.split is None else NamedTask(name.name, name.split, stream)
     rng_seeds = tuple(range(STACK * stream, STACK * stream + hosts))
     at_once = max(1, STACK // hosts)
-    chunks = [plans[start : start + at_once] for start in range(0, len(plans), at_once)]
+    chunks = [options[start : start + at_once] for start in range(0, len(options), at_once)]
     return [Trial(task, rng_seeds, tuple(chunk)) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Files that ship with simic: a trained controller, and the best fixed plan. Nothing here loads torch."""
+"""Files that ship with simic: a trained controller, the best fixed plan and scale. Nothing here loads torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from importlib import resources
 
 CONTROLLER = resources.files(__name__) / "controller.safetensors"
 PLAN = resources.files(__name__) / "plan.json"
+SCALE = resources.files(__name__) / "scale.json"
 
 
 def check_controller() -> None:
