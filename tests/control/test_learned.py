@@ -2,12 +2,14 @@
 
 import itertools
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.tiny_comparison import EAGER, make_planted, make_settings, make_task
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -24,8 +26,9 @@ from simic import (
 from simic.control.baselines import RandomController
 from simic.control.learned import load_network, make_network, network_input, row_masks
 from simic.control.legality import legal_masks
-from simic.control.observation import observe
+from simic.control.observation import BLUEPRINT_FEATURES, observe
 from simic.control.registry import make_controller
+from simic.evaluation.candidates import ShuffledController
 from simic.gymnasium.flat_network import RecurrentActorCritic
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, HEADS_USED_BY
 from simic.lifecycle.slots import SlotState, check_actions, execute, tick
@@ -346,3 +349,18 @@ def test_a_controller_that_looks_at_other_features_is_refused(tmp_path):
     save_bundle(tmp_path / "agent", tree)
     with pytest.raises(BundleError, match=r"'slots': 3.* features, this simic shows .*; train it anew"):
         load_network(tmp_path / "agent")
+
+
+@pytest.mark.parametrize("make", [LearnedController, lambda network: ShuffledController(network, 3)])
+def test_a_network_without_weights_for_seeds_beside_a_submodule_plants_none(make):
+    """As a controller that was saved before there were any: where nothing else fits, it waits."""
+    network, facts = make_planted(EAGER), make_settings(3).trainings(make_task()).facts()
+    parameters = np.where(facts.reads_input, facts.blueprint_parameters, -1)
+    only_beside = replace(facts, blueprint_parameters=parameters)
+    assert (make(network).act(only_beside)[:, 0] == Op.GERMINATE).all()
+    with torch.no_grad():
+        network.get_parameter("encode_blueprint.0.weight")[:, BLUEPRINT_FEATURES.names.index("reads_input")] = 0
+    assert (make(network).act(only_beside)[:, 0] == Op.WAIT).all()
+    actions = make(network).act(facts)
+    assert (actions[:, 0] == Op.GERMINATE).all()
+    assert not facts.reads_input[actions[:, 2]].any()

@@ -5,6 +5,7 @@ Shapes: N hosts, S slots, B blueprints, R rows and W choices of the action tree 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from simic import pretrained
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.control.observation import Observation, ObservationSpec, observe
+from simic.control.observation import BLUEPRINT_FEATURES, Observation, ObservationSpec, observe
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
@@ -29,7 +30,7 @@ from simic.policy.agent_state import (
     shown,
 )
 from simic.policy.config import PolicyConfig
-from simic.policy.network import GROWTH_TREE, ActorCritic
+from simic.policy.network import GROWTH_TREE, ActorCritic, FactoredRecurrentActorCritic
 from simic.policy.registry import POLICIES
 from simic.storage.bundle import BundleError, load_bundle
 from simic.storage.checkpoint import is_checkpoint, load_checkpoint
@@ -53,6 +54,20 @@ def network_input(observation: Observation) -> dict[str, np.ndarray]:
     num_hosts = len(observation.base)
     blueprints = np.broadcast_to(observation.blueprints, (num_hosts, *observation.blueprints.shape))
     return {"base": observation.base, "slots": observation.slots, "blueprints": blueprints}
+
+
+def known_blueprints(network: ActorCritic, facts: Facts) -> Facts:
+    """The facts without the blueprints that a network has learned nothing about: they count as fitting nowhere.
+
+    A controller saved before seeds could grow beside a submodule has zeros as its weights for that feature (see
+    `policy.upgrade`), so it would take such a seed for one behind, of the same size. Training changes the weights.
+    """
+    if not isinstance(network, FactoredRecurrentActorCritic):
+        return facts
+    weights = network.get_parameter("encode_blueprint.0.weight")  # (outputs, features)
+    if bool(weights[:, BLUEPRINT_FEATURES.names.index("reads_input")].any()):
+        return facts
+    return replace(facts, blueprint_parameters=np.where(facts.reads_input, -1, facts.blueprint_parameters))
 
 
 def row_masks(masks: Masks) -> np.ndarray:
@@ -96,6 +111,7 @@ class LearnedController:
 
     def act(self, facts: Facts) -> np.ndarray:
         """One action per host (N, H); the state of a host is reset at its first decision."""
+        facts = known_blueprints(self.network, facts)
         masks = legal_masks(facts)
         if self._state is None or len(self._state) != facts.num_hosts:
             self._state = self.network.initial_state(facts.num_hosts)

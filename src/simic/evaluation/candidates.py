@@ -20,6 +20,7 @@ from simic.control.baselines import WaitController
 from simic.control.facts import Facts
 from simic.control.learned import (
     LearnedController,
+    known_blueprints,
     load_network,
     load_pretrained,
     network_input,
@@ -171,6 +172,7 @@ class ShuffledController:
 
     def act(self, facts: Facts) -> np.ndarray:
         """Actions chosen from another host's observation (N, H)."""
+        facts = known_blueprints(self.network, facts)
         masks = legal_masks(facts)
         observed = {name: part[self.seen] for name, part in network_input(observe(facts, masks)).items()}
         choice = choose(
