@@ -29,6 +29,8 @@ class PlanCommand:
     """Decisions per episode."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
+    seeds_per_slot: int = LifecycleConfig.seeds_per_slot
+    """Seeds that a slot may hold, one after the other."""
     rng_seed: int = 0
     """Seed of tasks and hosts."""
     data_dir: str | None = None

@@ -85,6 +85,7 @@ def search(
     tasks: Sequence[str],
     horizon: int = EpisodeConfig.horizon,
     incubation: Incubation = LifecycleConfig.incubation,
+    seeds_per_slot: int = LifecycleConfig.seeds_per_slot,
     rng_seed: int = 0,
     data_dir: str | None = None,
     workers: int = 0,
@@ -98,7 +99,7 @@ def search(
     if budget < least:
         raise ValueError(f"--budget must be at least {least} for {len(alive)} {kind} in {rungs} rungs, got {budget}")
     scores: dict[Option, list[float]] = {option: [] for option in alive}
-    common = (EpisodeConfig(horizon=horizon), LifecycleConfig(incubation=incubation))
+    common = (EpisodeConfig(horizon=horizon), LifecycleConfig(incubation=incubation, seeds_per_slot=seeds_per_slot))
     console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), make_pool(play_trial, workers=workers)
     try:
         for rung in range(rungs):
