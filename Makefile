@@ -12,7 +12,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint const
 train: $(STAMP)
 	$(BIN)/simic train
 
-# What ships in src/simic/pretrained, from nothing: the controller, and the fixed plan found with as many host trainings.
+# What ships in src/simic/pretrained, from nothing: the controller, and the plan and scale found with as many host trainings.
 # A good plan for convolutional hosts is recorded; then the policy imitates the plan there and itself everywhere else.
 pretrained: $(STAMP)
 	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
@@ -21,6 +21,7 @@ pretrained: $(STAMP)
 	$(BIN)/simic train --preset finetune --algorithm imitation --task subsets --updates 4 --rng-seed 0 --episodes src/simic/pretrained/conv_plan.json --record --out runs/conv_plan
 	$(BIN)/simic train --preset finetune --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/finetune/controller.safetensors --episodes runs/finetune/controller.safetensors runs/conv_plan --out runs/taught
 	$(BIN)/simic plan --budget 28160 --out src/simic/pretrained/plan.json
+	$(BIN)/simic plan --kind scale --budget 28160 --out src/simic/pretrained/scale.json
 	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
 test: $(STAMP)
