@@ -1,6 +1,7 @@
 """The heuristic on facts by hand: plateaus, sizes, judging seeds, memory."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,83 @@ def plant(controller, decision) -> Action:
     raise AssertionError("the rule never planted")
 
 
+# Seeds behind and beside: of two slots for "mlp" (20 parameters) and "widen" (15), one after the other is judged.
+
+KINDS: dict[str, int] = {"mlp": 0, "widen": 1}
+"""Indices of the blueprints, and of their kinds."""
+
+
+def facts_of_kinds(decision: int, slots: SlotState | None = None) -> Facts:
+    facts = make_facts(decision, slots=slots, sizes=np.array([[20, 15], [20, 15]]))
+    return dataclasses.replace(facts, blueprint_names=tuple(KINDS))
+
+
+def judge(controller, decision: int, blueprint: str, contribution: float) -> Action:
+    """What becomes of a seed in the first slot that contributes so much."""
+    slots = one_slot_in(Stage.HOLDING, blueprint=KINDS[blueprint], stage_age=2, contribution=contribution, alpha=1.0)
+    return says(controller, facts_of_kinds(decision, slots))
+
+
+def next_planted(controller, decision: int, slots: SlotState | None = None) -> Any:
+    """The blueprint that is planted on the next plateau."""
+    for wait in range(4):
+        action = says(controller, facts_of_kinds(decision + wait, slots))
+        if action.op == "germinate":
+            return action.blueprint
+    raise AssertionError("the rule never planted")
+
+
+def test_the_kind_that_was_not_tried_comes_next():
+    controller = HeuristicController(CONFIG)
+    assert next_planted(controller, 0) == "mlp"  # the larger one
+    assert judge(controller, 5, "mlp", 0.2).op == "fossilize"
+    assert next_planted(controller, 6) == "widen"
+
+
+def test_a_live_seed_counts_as_tried():
+    controller = HeuristicController(dataclasses.replace(CONFIG, max_live_seeds=2))
+    for tried, expected in (("mlp", "widen"), ("widen", "mlp")):
+        slots = one_slot_in(Stage.BLENDING, blueprint=KINDS[tried], ramp_length=8, alpha_target=1.0)
+        assert next_planted(controller, 0, slots) == expected
+
+
+@pytest.mark.parametrize(("behind", "beside", "expected"), [(0.3, 0.1, "mlp"), (0.1, 0.3, "widen")])
+def test_the_kind_that_contributed_more_is_preferred(behind, beside, expected):
+    controller = HeuristicController(CONFIG)
+    next_planted(controller, 0)
+    for decision, (blueprint, contribution) in enumerate((("mlp", behind), ("widen", beside)), 5):
+        assert judge(controller, decision, blueprint, contribution).op == "fossilize"
+    assert next_planted(controller, 7) == expected
+
+
+def test_the_mean_counts_and_a_seed_that_was_not_measured_counts_as_nothing():
+    controller = HeuristicController(CONFIG)
+    next_planted(controller, 0)
+    for decision, (blueprint, contribution) in enumerate((("mlp", 0.3), ("mlp", np.nan), ("widen", 0.2)), 5):
+        judge(controller, decision, blueprint, contribution)
+    assert np.array(controller.state_dict()["gained"]).tolist() == [[0.3, 0.2]]
+    assert np.array(controller.state_dict()["judged"]).tolist() == [[2, 1]]
+    assert next_planted(controller, 8) == "widen"
+
+
+@pytest.mark.parametrize(("reads", "expected"), [("output", "mlp"), ("input", "widen")])
+def test_only_seeds_that_read_what_they_may(reads, expected):
+    controller = HeuristicController(dataclasses.replace(CONFIG, reads=reads))
+    for decision in (0, 10):
+        assert next_planted(controller, decision) == expected
+        assert judge(controller, decision + 4, expected, -0.2).op == "prune"
+
+
+def test_a_memory_without_contributions_can_be_loaded():
+    controller, later = stalled_controller(), HeuristicController(CONFIG)
+    state = controller.state_dict()
+    later.load_state_dict({name: state[name] for name in ("best", "stalled", "failures")})
+    np.testing.assert_array_equal(later.act(make_facts()), controller.act(make_facts()))
+    nothing = HeuristicController(CONFIG)
+    nothing.load_state_dict({"best": None, "stalled": None, "failures": None})
+    assert says(nothing, make_facts(0)).op == "wait"
+
+
 def alone(facts, index) -> Facts:
     """The facts of one host alone."""
     one = slice(index, index + 1)
@@ -165,7 +243,7 @@ def test_a_new_episode_starts_without_memory():
     controller.act(facts)
     fresh = HeuristicController(CONFIG)
     fresh.act(alone(facts, 2))
-    for name in ("best", "stalled", "failures"):
+    for name in ("best", "stalled", "failures", "judged", "gained"):
         np.testing.assert_array_equal(controller.state_dict()[name][2:3], fresh.state_dict()[name])
     assert np.array(controller.state_dict()["failures"])[[0, 1, 3, 4]].any()
 
@@ -207,6 +285,7 @@ def test_memory_of_other_hosts_is_refused():
         ({"max_live_seeds": 0}, "max_live_seeds must be at least 1"),
         ({"style": "bold"}, "style must be one of linear-add, .* got 'bold'"),
         ({"tempo": 4}, r"tempo must be one of \(3, 5, 8\), got 4"),
+        ({"reads": "any"}, "reads must be one of output, input, both, got 'any'"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused(fields, message):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from simic.control.facts import Facts
 from simic.control.legality import Masks, legal_masks
-from simic.control.plan import germinate_rows
+from simic.control.plan import Kinds, germinate_rows
 from simic.lifecycle.actions import HEAD_VALUES, TEMPOS, Column, Op
 from simic.lifecycle.stages import Stage
 
@@ -32,6 +32,9 @@ class HeuristicConfig:
     """Maximum number of live seeds of a host."""
     max_seed_ratio: float = 2.0
     """Maximum size of a seed, as a multiple of the host's parameters."""
+    reads: Kinds = "both"
+    """What seeds read: output (behind their submodule), input (beside it), or both: each kind is tried, then the one is
+    preferred whose seeds contributed more."""
     style: str = "linear-add"
     """How seeds are blended in."""
     tempo: int = 3
@@ -41,6 +44,8 @@ class HeuristicConfig:
         for name in ("patience", "max_live_seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.reads not in get_args(Kinds):
+            raise ValueError(f"reads must be one of {', '.join(get_args(Kinds))}, got {self.reads!r}")
         if self.style not in HEAD_VALUES["style"]:
             raise ValueError(f"style must be one of {', '.join(HEAD_VALUES['style'])}, got {self.style!r}")
         if self.tempo not in TEMPOS:
@@ -48,25 +53,25 @@ class HeuristicConfig:
 
 
 class HeuristicController:
-    """On a plateau germinate, when ready advance, when measured fossilize or prune. Counts failures per blueprint."""
+    """On a plateau germinate, when ready advance, when measured fossilize or prune.
+
+    Of each host it remembers how often a blueprint failed in a slot, and what seeds of either kind contributed: kind 0
+    grows behind a submodule, kind 1 beside it.
+    """
 
     def __init__(self, config: HeuristicConfig | None = None) -> None:
         self.config = config or HeuristicConfig()
-        self._best: np.ndarray | None = None  # (N,) lowest validation loss so far
-        self._stalled: np.ndarray | None = None  # (N,) decisions since it improved or the structure changed
-        self._failures: np.ndarray | None = None  # (N, S, B) seeds pruned
+        self._memory: dict[str, np.ndarray] = {}  # see `_start`
 
     def act(self, facts: Facts) -> np.ndarray:
         """The actions of the rules (N, H)."""
-        stalled, failures = self._update_memory(facts)
-        masks, hosts = legal_masks(facts), np.arange(facts.num_hosts)
-
+        memory, masks = self._update_memory(facts), legal_masks(facts)
         judged = (facts.slots.stage == Stage.HOLDING) & (facts.slots.stage_age >= self.config.holding_decisions)
         overdue = (facts.slots.stage == Stage.TRAINING) & (facts.slots.stage_age >= self.config.max_training_decisions)
         overdue &= ~masks.slot[:, Op.ADVANCE]
         kept = judged & (facts.slots.contribution > self.config.min_contribution)
         # Later rules take precedence: existing seeds come before new ones.
-        actions = self._germinate(facts, masks, stalled >= self.config.patience, failures)
+        actions = self._germinate(facts, masks)
         for op, wanted in (
             (Op.ADVANCE, masks.slot[:, Op.ADVANCE]),
             (Op.PRUNE, (judged & ~kept) | overdue),
@@ -77,53 +82,84 @@ class HeuristicController:
             actions[chosen] = 0
             actions[chosen, Column.OP] = op
             actions[chosen, Column.SLOT] = possible[chosen].argmax(1)
-
-        pruned = actions[:, Column.OP] == Op.PRUNE
-        at = (hosts[pruned], actions[pruned, Column.SLOT])
-        failures[(*at, facts.slots.blueprint[at])] += 1
-        stalled[np.isin(actions[:, Column.OP], (Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE))] = 0
+        self._remember(facts, actions)
+        memory["stalled"][np.isin(actions[:, Column.OP], (Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE))] = 0
         return actions
 
-    def _update_memory(self, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
-        loss = facts.val_loss[:, -1]
-        shape = (facts.num_hosts, *facts.blueprint_parameters.shape)
-        if self._best is None or self._stalled is None or self._failures is None:
-            self._best = np.full(facts.num_hosts, np.inf)
-            self._stalled = np.zeros(facts.num_hosts, dtype=np.int64)
-            self._failures = np.zeros(shape, dtype=np.int64)
-        if self._failures.shape != shape:
-            raise ValueError(f"this controller's memory is of {self._failures.shape}, the facts are of {shape}")
-        fresh = facts.decision == 0
-        self._best[fresh], self._stalled[fresh], self._failures[fresh] = np.inf, 0, 0
-        margin = self.config.min_improvement * np.abs(np.where(np.isfinite(self._best), self._best, 0.0))
-        improved = loss < self._best - margin
-        self._stalled = np.where(improved, 0, self._stalled + 1)
-        self._best = np.where(improved, loss, self._best)
-        return self._stalled, self._failures
+    def _update_memory(self, facts: Facts) -> dict[str, np.ndarray]:
+        loss, start = facts.val_loss[:, -1], _start(facts)
+        self._memory = start | self._memory
+        shape, expected = self._memory["failures"].shape, start["failures"].shape
+        if shape != expected:
+            raise ValueError(f"this controller's memory is of {shape}, the facts are of {expected}")
+        for name, values in self._memory.items():
+            values[facts.decision == 0] = start[name][facts.decision == 0]
+        best = self._memory["best"]
+        margin = self.config.min_improvement * np.abs(np.where(np.isfinite(best), best, 0.0))
+        improved = loss < best - margin
+        self._memory["stalled"] = np.where(improved, 0, self._memory["stalled"] + 1)
+        self._memory["best"] = np.where(improved, loss, best)
+        return self._memory
 
-    def _germinate(self, facts: Facts, masks: Masks, stalled: np.ndarray, failures: np.ndarray) -> np.ndarray:
-        """Actions (N, H) that plant the largest seed within the limit, of the slot and blueprint that failed least."""
+    def _germinate(self, facts: Facts, masks: Masks) -> np.ndarray:
+        """Actions (N, H) that plant the largest seed within the limit; few failures and the better kind come first."""
+        stalled = self._memory["stalled"] >= self.config.patience
         room = facts.slots.live.sum(1) < self.config.max_live_seeds
         budget = self.config.max_seed_ratio * facts.host_parameters[:, None, None]
-        parameters = facts.blueprint_parameters[None]
+        parameters, reads_input = facts.blueprint_parameters[None], facts.reads_input
+        if self.config.reads != "both":
+            parameters = np.where(reads_input == (self.config.reads == "input"), parameters, -1)
         smallest = np.where(parameters >= 0, parameters, np.inf).min(2, keepdims=True)
         fits = (parameters >= 0) & ((parameters <= budget) | (parameters == smallest))
         possible = fits & masks.slot[:, Op.GERMINATE, :, None] & (stalled & room)[:, None, None]
-        # Few failures first, then size; the first slot wins a tie.
-        preference = np.where(possible, parameters - 1e12 * failures, -np.inf)
-        flat = preference.reshape(facts.num_hosts, -1)
+        # Few failures first, then the kind, then size; the first slot wins a tie.
+        better_kind = self._prefers_beside(facts)[:, None] == reads_input  # (N, B)
+        preference = parameters + 1e12 * better_kind[:, None] - 1e15 * self._memory["failures"]
+        flat = np.where(possible, preference, -np.inf).reshape(facts.num_hosts, -1)
         chosen = np.isfinite(flat.max(1))
         slot, blueprint = np.unravel_index(flat.argmax(1), preference.shape[1:])
         rows = germinate_rows(slot, blueprint, self.config.style, self.config.tempo)
         return np.where(chosen[:, None], rows, 0)
 
+    def _prefers_beside(self, facts: Facts) -> np.ndarray:
+        """Whether the next seed should grow beside its submodule (N,).
+
+        The kind that has not been tried comes first, then the one that contributed more per seed; seeds that are not
+        judged yet count as tried, and as contributing nothing.
+        """
+        judged, gained = self._memory["judged"], self._memory["gained"]
+        kind = np.where(facts.slots.live, facts.reads_input[facts.slots.blueprint], -1)
+        untried = (judged == 0) & np.stack([(kind != own).all(1) for own in (0, 1)], 1)
+        value = np.where(untried, np.inf, gained / np.maximum(judged, 1))
+        return value[:, 1] > value[:, 0]
+
+    def _remember(self, facts: Facts, actions: np.ndarray) -> None:
+        """Note the seeds that are kept or pruned now."""
+        op, reads_input = actions[:, Column.OP], facts.reads_input
+        for host in np.flatnonzero(np.isin(op, (Op.FOSSILIZE, Op.PRUNE))):
+            slot = actions[host, Column.SLOT]
+            blueprint, contribution = facts.slots.blueprint[host, slot], facts.slots.contribution[host, slot]
+            kind = int(reads_input[blueprint])
+            self._memory["failures"][host, slot, blueprint] += op[host] == Op.PRUNE
+            self._memory["judged"][host, kind] += 1
+            self._memory["gained"][host, kind] += contribution if np.isfinite(contribution) else 0.0
+
     def state_dict(self) -> dict[str, Any]:
-        """Best losses, stall counters and failures of all hosts."""
-        memory = {"best": self._best, "stalled": self._stalled, "failures": self._failures}
-        return {name: None if array is None else array.tolist() for name, array in memory.items()}
+        """Best losses, stall counters, failures and contributions of all hosts; empty before the first decision."""
+        return {name: values.tolist() for name, values in self._memory.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._best, self._stalled, self._failures = (
-            None if state[name] is None else np.array(state[name]) for name in ("best", "stalled", "failures")
-        )
+        """Restore what `state_dict` returned; a state without contributions starts to gather them."""
+        self._memory = {name: np.array(values) for name, values in state.items() if values is not None}
+
+
+def _start(facts: Facts) -> dict[str, np.ndarray]:
+    """The memory of hosts that are new."""
+    num_hosts = facts.num_hosts
+    return {
+        "best": np.full(num_hosts, np.inf),  # (N,) lowest validation loss
+        "stalled": np.zeros(num_hosts, dtype=np.int64),  # (N,) decisions since it improved or the structure changed
+        "failures": np.zeros((num_hosts, *facts.blueprint_parameters.shape), dtype=np.int64),  # (N, S, B) pruned
+        "judged": np.zeros((num_hosts, 2), dtype=np.int64),  # (N, kinds) seeds that were kept or pruned
+        "gained": np.zeros((num_hosts, 2)),  # (N, kinds) sum of their contributions
+    }
