@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from simic.growth.slot_discovery import find_sites
 from simic.tasks.families import MLP, Ranges, TaskFamily
 from simic.tasks.registry import FAMILIES, SPLITS, find_task
 
+DIFFICULTY = ("problem", "turns", "hidden", "extent", "classes", "distance", "modulus", "lag")
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -27,7 +29,7 @@ def test_tasks_fit_together(name, split):
         assert task.traits["depth"] == len(segments) - 1 >= len(task.slots) >= 1
         assert task.traits["num_slots"] == len(task.slots)
         x, y = task.draw(rng_seed).data.split("train")
-        assert host(x[:3]).shape == (3, task.data.num_classes)
+        assert host(x[:3]).shape == (*y[:3].shape, task.data.num_classes)
         task.loss(host(x[:3]), y[:3]).backward()
 
 
@@ -41,12 +43,13 @@ def test_the_rng_seed_decides_the_task(name):
     assert len({architecture(find_task(name, rng_seed=rng_seed)) for rng_seed in range(30)}) > 12
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "mixed"])
-def test_generated_tasks_have_data_of_their_own(name):
+@pytest.mark.parametrize(("name", "steps"), [("mlp", 8), ("cnn", 8), ("mixed", 8), ("sequences", 12)])
+def test_generated_tasks_have_data_of_their_own(name, steps):
     tasks = [find_task(name, split=split, rng_seed=rng_seed) for rng_seed in range(8) for split in SPLITS]
-    samples = {tuple(task.draw(0).data.train_x[0].flatten().tolist()) for task in tasks}
-    assert len(samples | {tuple(task.data.train_x[0].flatten().tolist()) for task in tasks}) == 2 * len(tasks)
-    assert {task.steps_per_host_epoch for task in tasks} == {8}
+    # Two samples of each: single short sequences could be equal by chance.
+    samples = {tuple(task.draw(0).data.train_x[:2].flatten().tolist()) for task in tasks}
+    assert len(samples | {tuple(task.data.train_x[:2].flatten().tolist()) for task in tasks}) == 2 * len(tasks)
+    assert {task.steps_per_host_epoch for task in tasks} == {steps}
 
 
 def test_mixed_draws_what_mlp_and_cnn_draw():
@@ -65,6 +68,14 @@ def test_excerpts_are_clean_samples_of_two_data_sets():
     assert {task.steps_per_host_epoch for task in tasks} == {32}
 
 
+def test_every_transformer_has_a_slot_that_a_seed_can_grow_beside():
+    for rng_seed in range(20):
+        task = find_task("sequences", rng_seed=rng_seed)
+        shapes = [site.shape for site in find_sites(task.make_host(), list(task.slots), task.data.train_x[:2])]
+        assert [shape.in_features is None for shape in shapes] == [True] + [False] * (len(shapes) - 1)
+        assert len(shapes) >= 2
+
+
 @EVERY
 def test_splits_share_neither_architectures_nor_difficulties(name):
     widths, cells, depths = {}, {}, {}
@@ -73,7 +84,7 @@ def test_splits_share_neither_architectures_nor_difficulties(name):
         hosts = [task.draw(rng_seed).traits for task in tasks for rng_seed in range(6)]
         widths[split] = {traits["width"] for traits in hosts}
         depths[split] = {traits["depth"] for traits in hosts}
-        keys = ("data_size",) if name == "digits" else ("problem", "turns", "hidden", "extent", "classes")
+        keys = ("data_size",) if name == "digits" else DIFFICULTY
         cells[split] = {tuple(traits.get(key) for key in keys) for traits in hosts}
     for one, other in (("train", "validation"), ("train", "held_out"), ("validation", "held_out")):
         assert not widths[one] & widths[other]
@@ -111,7 +122,7 @@ def test_tasks_travel_to_other_processes():
 
 
 def test_families_are_found_by_name():
-    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "digits"]
+    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits"]
     assert find_task("mlp", split="validation", rng_seed=4).name == "mlp-validation-4"
     assert find_task("spirals-mlp", split="validation", rng_seed=4).name == "spirals-mlp"
     with pytest.raises(ValueError, match="task has no choice 'digit'; did you mean digits"):

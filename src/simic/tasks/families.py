@@ -16,8 +16,9 @@ import numpy as np
 from simic.tasks.data import Data, load_digits, load_mnist1d
 from simic.tasks.hosts import plain_mlp_host
 from simic.tasks.problems import Motifs, Problem, Spirals, Subset, Teacher, load_motifs, load_subset, load_teacher
-from simic.tasks.recipe import DIGITS_CNN, DIGITS_MLP, Recipe, conv_for, mlp_for
+from simic.tasks.recipe import DIGITS_CNN, DIGITS_MLP, Recipe, conv_for, mlp_for, transformer_for
 from simic.tasks.registry import SPLITS, Split
+from simic.tasks.sequences import Counting, Delay, PairTable, load_sequences
 from simic.tasks.task import Task
 from simic.tasks.variation import HostVariation
 
@@ -29,7 +30,8 @@ class Ranges:
     recipes: tuple[Recipe, ...]
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    """Segments before the head; the first has a slot, and a random number of those that follow it."""
+    """Segments before the head; the first `min_slots` have a slot, and a random number of those that follow."""
+    min_slots: int = 1
     variation: HostVariation
     """What differs between the hosts of a task."""
 
@@ -55,7 +57,7 @@ class TaskFamily:
         ranges = self.ranges[split][rng.integers(len(self.ranges[split]))]
         recipe = ranges.recipes[rng.integers(len(ranges.recipes))]
         width, depth = int(rng.choice(ranges.widths)), int(rng.choice(ranges.depths))
-        num_slots = int(rng.integers(1, depth, endpoint=True))
+        num_slots = int(rng.integers(ranges.min_slots, depth, endpoint=True))
         task = replace(
             recipe.build(width=width, depth=depth, num_slots=num_slots),
             variation=replace(ranges.variation, stream=stream),
@@ -92,6 +94,17 @@ PICTURES = tuple(
     for shape, num_classes in product(((1, 20), (1, 6, 6)), (2, 4, 8))
 )
 """Shapes and classes of the cnn family."""
+
+TOKENS = tuple(
+    Recipe(
+        load=partial(load_sequences, length=length, num_tokens=num_tokens),
+        host=transformer_for,
+        batch_size=32,
+        learning_rate=1e-2,
+    )
+    for length, num_tokens in product((8, 12), (4, 6))
+)
+"""Lengths and numbers of tokens of the sequences family."""
 
 
 def _variation(*problems: Problem) -> HostVariation:
@@ -150,6 +163,12 @@ _SUBSET_DIGITS = Subset(name="digits", load=load_digits)
 _SUBSET_MNIST1D = Subset(name="mnist1d", load=load_mnist1d)
 
 
+def _sequences(problems: tuple[Problem, ...], widths: tuple[int, ...], depths: tuple[int, ...]) -> Ranges:
+    """Transformers of even width: with an odd one there would be a single head."""
+    # No seed can grow beside the embedding, so every host has a block with a slot too.
+    return Ranges(recipes=TOKENS, widths=widths, depths=depths, min_slots=2, variation=_variation(*problems))
+
+
 def _subsets(
     problems: tuple[tuple[Subset, int], ...], widths: tuple[int, ...], depths: tuple[int, ...]
 ) -> tuple[Ranges, ...]:
@@ -197,6 +216,22 @@ SUBSETS = TaskFamily(
         ),
         "validation": _subsets(((_SUBSET_MNIST1D, 8),), (7, 10), (1, 2, 2)),
         "held_out": _subsets(((_SUBSET_MNIST1D, 9), (_SUBSET_MNIST1D, 6)), (5, 9, 14), (1, 2, 3)),
+    }
+)
+# Small transformers that tag sequences: tokens at a distance, counts, tables of token pairs.
+SEQUENCES = TaskFamily(
+    ranges={
+        "train": (
+            _sequences(
+                (Delay(distance=(0, 2, 5)), Counting(modulus=(2,)), PairTable(lag=(0, 2))), (8, 8, 16), (2, 2, 3)
+            ),
+        ),
+        "validation": (
+            _sequences((Delay(distance=(1, 4)), Counting(modulus=(3,)), PairTable(lag=(1, 3))), (12, 20), (2, 2, 3)),
+        ),
+        "held_out": (
+            _sequences((Delay(distance=(3, 6)), Counting(modulus=(4,)), PairTable(lag=(4, 5))), (10, 24), (2, 3, 4)),
+        ),
     }
 )
 # MLPs and convolutional networks on scikit-learn's digits, with fewer samples and wrong labels.

@@ -43,7 +43,7 @@ class Spirals:
     """Standard deviation of the angle as a share of the angle between arms, drawn from these: 0.2 mislabels 1 %."""
 
     def __post_init__(self) -> None:
-        _check_choices(turns=self.turns, noise=self.noise)
+        check_choices(turns=self.turns, noise=self.noise)
 
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
@@ -73,7 +73,7 @@ class Teacher:
     """Slope of the hidden units."""
 
     def __post_init__(self) -> None:
-        _check_choices(hidden=self.hidden)
+        check_choices(hidden=self.hidden)
 
     def generate(
         self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
@@ -100,7 +100,7 @@ class Motifs:
     """Standard deviation of the noise relative to the pattern, drawn from these."""
 
     def __post_init__(self) -> None:
-        _check_choices(extent=self.extent, noise=self.noise)
+        check_choices(extent=self.extent, noise=self.noise)
         if min(self.extent) < 1:
             raise ValueError(f"a motif must be at least one point wide, got extent {self.extent}")
 
@@ -211,7 +211,8 @@ def _balanced_labels(rng: np.random.Generator, num_samples: int, num_classes: in
     return rng.permutation(np.arange(num_samples) % num_classes)
 
 
-def _check_choices(**choices: tuple[float, ...]) -> None:
+def check_choices(**choices: tuple[float, ...]) -> None:
+    """Raise unless every named difficulty lists numbers to draw from, none negative."""
     for name, values in choices.items():
         if not values or min(values) < 0:
             raise ValueError(f"{name} must list at least one number, none negative, got {values}")
