@@ -62,6 +62,19 @@ def no_autograd(*args, **kwargs):
     raise AssertionError("autograd was used")
 
 
+def check_alike(both: list[StackedHosts], number: int, monkeypatch) -> None:
+    """Train, evaluate and compare; the first hosts must not use autograd."""
+    seen = []
+    for hosts in both:
+        with monkeypatch.context() as patch:
+            if hosts is both[0]:
+                patch.setattr(torch.autograd, "grad", no_autograd)
+            losses = [hosts.train_step(*batch(10 * number + step), RATE) for step in range(3)]
+        parts = [hosts.hosts.rows, *(group.parameters.rows for group in hosts.groups.values())]
+        seen.append((losses, hosts.evaluate_and_attribute(*batch(number, 20)), hosts.mean_gradient_norms(), parts))
+    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-10, equal_nan=True)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("kind", HOSTS)
 def test_tapes_and_autograd_train_and_evaluate_alike(kind, optimizer, monkeypatch):
@@ -69,15 +82,7 @@ def test_tapes_and_autograd_train_and_evaluate_alike(kind, optimizer, monkeypatc
     config = OptimizerConfig(name=optimizer, max_gradient_norm=1.0, epsilon=1e-3)
     both = [grown(HOSTS[kind], tapes=tapes, optimizer=config) for tapes in (True, False)]
     for number in range(4):
-        seen = []
-        for hosts in both:
-            with monkeypatch.context() as patch:
-                if hosts is both[0]:
-                    patch.setattr(torch.autograd, "grad", no_autograd)
-                losses = [hosts.train_step(*batch(10 * number + step), RATE) for step in range(3)]
-            parts = [hosts.hosts.rows, *(group.parameters.rows for group in hosts.groups.values())]
-            seen.append((losses, hosts.evaluate_and_attribute(*batch(number, 20)), hosts.mean_gradient_norms(), parts))
-        torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-10, equal_nan=True)
+        check_alike(both, number, monkeypatch)
         assert to_measure(both[0].slot_state).sum(0).tolist() == [NUM_HOSTS - 1] * 2
         for hosts in both:
             hosts.tick()
@@ -109,19 +114,10 @@ def test_several_seeds_in_one_place_are_alike_on_tapes_and_by_autograd(monkeypat
     both = [grown_twice(tapes=tapes) for tapes in (True, False)]
     assert to_measure(both[0].slot_state).any(0).sum() == 2
     for number in range(5):
-        seen = []
-        for hosts in both:
-            with monkeypatch.context() as patch:
-                if hosts is both[0]:
-                    patch.setattr(torch.autograd, "grad", no_autograd)
-                losses = [hosts.train_step(*batch(10 * number + step), RATE) for step in range(3)]
-            parts = [hosts.hosts.rows, *(group.parameters.rows for group in hosts.groups.values())]
-            seen.append((losses, hosts.evaluate_and_attribute(*batch(number, 20)), hosts.mean_gradient_norms(), parts))
-            # Fossils are measured in turn: every place's.
-            hosts.slot_state.contribution_age[:] = np.roll(np.arange(4), number)
-        torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-10, equal_nan=True)
+        check_alike(both, number, monkeypatch)
         for hosts in both:
             hosts.tick()
+            hosts.slot_state.contribution_age[:] = np.roll(np.arange(4), number)  # fossils of all places are measured
 
 
 def halve_alpha(hosts: StackedHosts) -> None:
