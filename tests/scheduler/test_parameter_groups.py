@@ -664,3 +664,18 @@ def test_what_was_followed_survives_a_save_between_two_steps():
     optimizer.load_state_dict(saved)
     groups.follow()
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
+
+
+def test_both_seeds_of_one_place_are_trained_like_their_submodule():
+    rules = LifecycleConfig(seeds_per_slot=2)
+    host = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
+    model = GrowableModel(host, ["0", "1"], example_input=torch.randn(2, 3), lifecycle=rules)
+    optimizer = SGD([{"params": host[0].parameters()}, {"params": [*host[1:].parameters()], "lr": 0.5}], lr=0.1)
+    groups = ParameterGroups(model, optimizer, [])
+    for slot, blueprint in (("1", "mlp"), ("1#2", "widen")):
+        model.plant(slot, blueprint)
+        groups.sync()
+    rates = {group[SLOT_KEY]: group["lr"] for group in optimizer.param_groups if SLOT_KEY in group}
+    assert rates == {"1": 0.5, "1#2": 0.5}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert set(trained) == set(model.parameters())

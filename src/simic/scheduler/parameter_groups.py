@@ -149,7 +149,8 @@ class ParameterGroups:
         if self.model.seed(slot) is None:
             return {}
         groups = [group["params"] for group in self._host_groups()]
-        return templates_for(self._seed(slot), slot, self.model.host, groups)
+        submodule = self.model.sites[self.model.slot_names.index(slot)].submodule
+        return templates_for(self._seed(slot), submodule, self.model.host, groups)
 
     def _add(self, slot: str, names: list[str], follows: int, order: int) -> None:
         groups = self.optimizer.param_groups

@@ -27,10 +27,13 @@ def kinds_of(module: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def templates_for(
-    seed: nn.Module, slot: str, host: nn.Module, host_groups: Sequence[Sequence[nn.Parameter]]
+    seed: nn.Module, submodule: str, host: nn.Module, host_groups: Sequence[Sequence[nn.Parameter]]
 ) -> dict[int, list[str]]:
-    """Names of the seed's parameters by index of the host group to train them like; its weights' group comes first."""
-    finder = _GroupFinder(slot, host, host_groups)
+    """Names of the seed's parameters by index of the host group to train them like; its weights' group comes first.
+
+    `submodule` is the name of the one that its slot belongs to.
+    """
+    finder = _GroupFinder(submodule, host, host_groups)
     kinds = kinds_of(seed)
     found = {kind: finder.group_for(kind) for kind in (WEIGHT, BIAS, NORM)}
     chosen: dict[int, list[str]] = {found[WEIGHT]: []}
@@ -42,11 +45,11 @@ def templates_for(
 class _GroupFinder:
     """Searches for groups from a slot outwards: its submodule, the module around that, and so on up to the host."""
 
-    def __init__(self, slot: str, host: nn.Module, host_groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def __init__(self, submodule: str, host: nn.Module, host_groups: Sequence[Sequence[nn.Parameter]]) -> None:
         self._kinds = kinds_of(host)
         self._group_of = {p: index for index, group in enumerate(host_groups) for p in group if p in self._kinds}
         self._kinds_in = [{self._kinds[p] for p in group if p in self._kinds} for group in host_groups]
-        path = slot.split(".")
+        path = submodule.split(".")
         self._outwards = [host.get_submodule(".".join(path[:length])) for length in range(len(path), -1, -1)]
         self._own = self._groups_at(self._outwards[0])
 
