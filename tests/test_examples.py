@@ -92,6 +92,7 @@ def check_export(model, arguments, directory: Path) -> None:
 
 @EVERY_EXAMPLE
 @pytest.mark.filterwarnings("ignore:export leaves out:UserWarning")
+@pytest.mark.filterwarnings("ignore:the exported model's grown parts:UserWarning")  # the rule may choose attention
 def test_the_rule_of_thumb_finds_a_seed_worth_keeping(name, tmp_path):
     """Impatient and lenient, so that few host epochs are enough; the exported network then runs without simic."""
     rule = HeuristicConfig(patience=1, min_improvement=0.5, holding_decisions=1, min_contribution=-1.0, tempo=3)

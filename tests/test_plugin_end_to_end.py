@@ -158,7 +158,8 @@ MISTAKES = {
 def test_a_mistake_in_a_plugin_is_one_line_also_from_workers(here, mistake):
     old, new, message = MISTAKES[mistake]
     (here / "my_module.py").write_text(PLUGIN.replace(old, new))
-    failed = run_simic(here, "train", "--plugin", "my_module", *TRAIN)
+    # Enough hosts that an untrained policy tries every blueprint.
+    failed = run_simic(here, "train", "--plugin", "my_module", *TRAIN, "--group-size", "16")
     assert failed.returncode == 2, failed.stderr
     assert failed.stderr.count("\n") == 1
     assert message in failed.stderr

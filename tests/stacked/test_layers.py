@@ -15,6 +15,7 @@ SHAPES = {
     "conv": (SlotShape("conv", 6, 2, in_features=4, stride=(1, 2)), (6, 5, 5), (4, 5, 5)),
     "conv1d": (SlotShape("conv", 6, 1, in_features=4, stride=(2,)), (6, 7), (4, 7)),
     "sequence": (SlotShape("sequence", 6, in_features=4), (5, 6), (5, 4)),
+    "both ways": (SlotShape("sequence", 6, causal=False, in_features=4), (5, 6), (5, 4)),
 }
 """Of a slot, its output and its input."""
 PAIRS = [

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from simic.growth.branch_layers import CausalAttention, CausalConvolution, Gate, GatedLinear, Scale, SqueezeExcite
+from simic.growth.branch_layers import (
+    CausalAttention,
+    CausalConvolution,
+    FullAttention,
+    Gate,
+    GatedLinear,
+    Scale,
+    SqueezeExcite,
+)
 from simic.stacked import feature_layers
 from simic.stacked.attention import attend
 from simic.stacked.conv_chain import is_chain, run_chain
@@ -171,9 +179,10 @@ def _causal_convolution(module: CausalConvolution, parameters: Parameters, x: Te
     return _linear(module.out, out, F.gelu(_conv(module.mix, mix, past).transpose(2, 3)))
 
 
-def _causal_attention(module: CausalAttention, parameters: Parameters, x: Tensor) -> Tensor:
+def _attention(module: CausalAttention, parameters: Parameters, x: Tensor) -> Tensor:
     norm, qkv, out = (part_of(parameters, name) for name in ("norm", "qkv", "out"))
-    return _self_attention(_layer_norm(module.norm, {}, x), _after_affine(norm, qkv), out, module.heads)
+    normed = _layer_norm(module.norm, {}, x)
+    return _self_attention(normed, _after_affine(norm, qkv), out, module.heads, causal=module.causal)
 
 
 def _after_affine(norm: Parameters, linear: Parameters) -> Parameters:
@@ -185,13 +194,13 @@ def _after_affine(norm: Parameters, linear: Parameters) -> Parameters:
     }
 
 
-def _self_attention(x: Tensor, qkv: Parameters, out: Parameters, heads: int) -> Tensor:
-    """Causal attention between two linear layers; x is (N, B, L, C)."""
+def _self_attention(x: Tensor, qkv: Parameters, out: Parameters, heads: int, *, causal: bool = True) -> Tensor:
+    """Attention between two linear layers; x is (N, B, L, C)."""
     n, samples, length, _ = x.shape
     # The linear layers also swap positions and features, (N, B L, C) <-> (N, C, B L), at no cost.
     mixed = torch.baddbmm(qkv["bias"].unsqueeze(2), qkv["weight"], x.flatten(1, 2).transpose(1, 2))
     mixed = mixed.view(n, 3, heads, -1, samples, length).permute(1, 0, 2, 4, 3, 5)
-    seen = attend(mixed.reshape(3, n * heads * samples, -1, length), causal=True)
+    seen = attend(mixed.reshape(3, n * heads * samples, -1, length), causal=causal)
     seen = seen.view(n, heads, samples, -1, length).transpose(2, 3).reshape(n, -1, samples * length)
     mixed = torch.baddbmm(out["bias"].unsqueeze(1), seen.transpose(1, 2), out["weight"].transpose(1, 2))
     return mixed.view(n, samples, length, -1)
@@ -256,7 +265,8 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     nn.Flatten: _flatten,
     nn.AdaptiveAvgPool1d: _global_pool,
     nn.AdaptiveAvgPool2d: _global_pool,
-    CausalAttention: _causal_attention,
+    CausalAttention: _attention,
+    FullAttention: _attention,
     CausalConvolution: _causal_convolution,
     Gate: _gate,
     GatedLinear: _gated_linear,
