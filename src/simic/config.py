@@ -149,7 +149,7 @@ class Preset(NamedTuple):
 
 PRESETS: dict[str, Preset] = {
     "quick": Preset(
-        "About 2 minutes on 2 CPU cores.",
+        "About a minute on 2 CPU cores.",
         RunConfig(updates=16, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3)),
     ),
     "standard": Preset(

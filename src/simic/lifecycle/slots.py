@@ -156,8 +156,6 @@ def _has_room(slots: SlotState, config: LifecycleConfig) -> np.ndarray:
 
 def _seat_open(slots: SlotState, config: LifecycleConfig) -> np.ndarray:
     """First seats, and those behind a fossil: with k seeds per slot, columns k i to k i + k - 1 are one submodule's."""
-    if config.seeds_per_slot == 1:
-        return np.ones(slots.stage.shape, dtype=bool)
     before = np.roll(_FOSSIL[slots.stage], 1, axis=1)
     return before | (np.arange(slots.stage.shape[1]) % config.seeds_per_slot == 0)
 
