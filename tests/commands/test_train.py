@@ -3,13 +3,15 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from simic.cli import main
 from simic.commands.flags import parse_command
-from simic.commands.train import TrainCommand
+from simic.commands.train import TrainCommand, comparison
 from simic.config import DEFAULT_PRESET, PRESETS, RunConfig, to_dict
+from simic.lifecycle.stages import LifecycleConfig
 from simic.settings import override
 from simic.telemetry.events import RunStarted
 from simic.telemetry.reader import read_events
@@ -164,3 +166,10 @@ def test_a_plugin_is_named_to_train_and_to_resume(tmp_path, capsys, monkeypatch,
     assert exit_code("train", "--resume", "run", "--updates", "2") == 2
     assert "plugins that are not loaded: add --plugin my_plugin" in capsys.readouterr().err
     assert exit_code("train", "--plugin", "my_plugin", "--resume", "run", "--updates", "2") == 0
+
+
+def test_the_comparison_lets_a_slot_hold_as_many_seeds_as_training_did():
+    config = replace(BASE, lifecycle=LifecycleConfig(seeds_per_slot=2, incubation="shadow"))
+    compared = comparison(config, [])
+    assert compared.lifecycle == config.lifecycle
+    assert "--seeds-per-slot 2" in compared.command

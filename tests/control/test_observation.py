@@ -499,3 +499,10 @@ def test_previous_reward_is_the_change_of_accuracy_minus_that_of_rent():
     grown = make_facts(val_accuracy=accuracy, parameters=parameters)
     assert base("previous_reward", grown) == pytest.approx(4 / (4 + 2))  # 5 points won, one doubling paid
     assert base("previous_reward", make_facts(val_accuracy=accuracy)) == 0  # not known
+
+
+def test_a_slot_tells_which_seat_of_its_submodule_it_is():
+    column = SLOT_FEATURES.names.index("seat")
+    for seeds_per_slot, expected in ((1, [0, 0]), (2, [0, 0.5])):
+        facts = make_facts(lifecycle=LifecycleConfig(seeds_per_slot=seeds_per_slot))
+        assert observe(facts).slots[0, :, column].tolist() == expected

@@ -62,12 +62,11 @@ def _with_columns(value: Tensor, part: str) -> Tensor:
 
 
 def _grow_moments(optimizer: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The optimizer's state by number of the parameter: in the order of the network's, the critic's at the end."""
+    """The optimizer's state by number of the parameter; only the critic's, behind all READERS, are numbered anew."""
     parameters = [name for name in names if not name.startswith("normalize.")]
-    ordered = sorted(parameters, key=lambda name: name.startswith("critic."))
     moments = {}
     for number, own in optimizer["state"].items():
-        part = READERS.get(ordered[int(number)])
+        part = READERS.get(parameters[int(number)])
         moments[number] = (
             own
             if part is None
