@@ -5,7 +5,7 @@ Shapes: N hosts, S slots, B blueprints, K host epochs of history (the newest las
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class Facts:
     """Validation accuracy after each of the last host epochs (N, K); NaN if the task has none."""
     parameters: np.ndarray
     """Parameters of host and seeds at the time of these measurements (N, K)."""
+    metric_scale: np.ndarray = field(default_factory=lambda: np.ones(1))
+    """The change of `metric` that counts as 1 (N,); another value than 1 only for a user's metric without bounds."""
+    awaits_contribution: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), dtype=bool))
+    """Held seeds that are still to be measured (N, S), where not all seeds are measured at every decision."""
+
+    def __post_init__(self) -> None:
+        for name, shape in (("metric_scale", (self.num_hosts,)), ("awaits_contribution", self.slots.stage.shape)):
+            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
 
     @property
     def num_hosts(self) -> int:

@@ -27,7 +27,8 @@ class HeuristicConfig:
     max_training_decisions: int = 12
     """Decisions until a seed that cannot be blended in yet is pruned."""
     min_contribution: float = 0.0
-    """A seed is kept if its contribution is above this, in units of the metric."""
+    """A seed is kept if its contribution is above this: a difference of accuracies or losses, or, for a user's own
+    metric without bounds, a share of its value."""
     max_live_seeds: int = 3
     """Maximum number of live seeds of a host."""
     max_seed_ratio: float = 2.0
@@ -67,6 +68,7 @@ class HeuristicController:
         """The actions of the rules (N, H)."""
         memory, masks = self._update_memory(facts), legal_masks(facts)
         judged = (facts.slots.stage == Stage.HOLDING) & (facts.slots.stage_age >= self.config.holding_decisions)
+        judged &= ~facts.awaits_contribution
         overdue = (facts.slots.stage == Stage.TRAINING) & (facts.slots.stage_age >= self.config.max_training_decisions)
         overdue &= ~masks.slot[:, Op.ADVANCE]
         kept = judged & (facts.slots.contribution > self.config.min_contribution)
