@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from simic.rewards.schemes import reward as reward
     from simic.rewards.schemes import reward_term as reward_term
     from simic.rewards.transition import Transition as Transition
+    from simic.scheduler.decision import Decision as Decision
+    from simic.scheduler.events import GrowthEvent as GrowthEvent
     from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
     from simic.storage.bundle import load_bundle as load_bundle
     from simic.storage.bundle import save_bundle as save_bundle
@@ -72,6 +74,8 @@ _NAMES: dict[str, str] = {
     "policy.registry": "policy_network",
     "rewards.schemes": "RewardConfig reward reward_term",
     "rewards.transition": "Transition",
+    "scheduler.decision": "Decision",
+    "scheduler.events": "GrowthEvent",
     "scheduler.scheduler": "GrowthScheduler",
     "storage.bundle": "load_bundle save_bundle",
     "tasks.data": "Data",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from simic.lifecycle.stages import Stage
@@ -46,7 +47,7 @@ def stage_bars(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> l
         own = [(epoch, change) for epoch, change in changes if change.slot == slot]
         times = [first, *(epoch for epoch, _ in own), last]
         stages = [own[0][1].old, *(change.new for _, change in own)] if own else [stage]
-        bars += [Bar(slot, held, start, end) for held, start, end in zip(stages, times, times[1:], strict=True)]
+        bars += [Bar(slot, held, *span) for held, span in zip(stages, pairwise(times), strict=True)]
     return [bar for bar in bars if bar.stage in COLOURS and bar.end > bar.start]
 
 
