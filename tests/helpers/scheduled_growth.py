@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from simic import Action, GrowableModel, GrowthScheduler, LifecycleConfig, ScriptedController
+from simic.control.baselines import Controller
 
 X = torch.linspace(-1, 1, 8 * 4).view(8, 4)
 Y = torch.tensor([0, 1] * 4)
@@ -16,7 +17,8 @@ def linear_model(num_slots: int = 2, **rules: Any) -> GrowableModel:
     """Linear layers in a row, each with a slot named by its index."""
     torch.manual_seed(0)
     host = nn.Sequential(*(nn.Linear(4, 4) for _ in range(num_slots)), nn.Linear(4, 2))
-    lifecycle = LifecycleConfig(**{"min_prune_age": 0, "embargo_decisions": 0} | rules)
+    rules = {"min_prune_age": 0, "embargo_decisions": 0} | rules
+    lifecycle = LifecycleConfig(**rules)
     return GrowableModel(host, [str(slot) for slot in range(num_slots)], example_input=X, lifecycle=lifecycle)
 
 
@@ -37,10 +39,10 @@ class Worth:
 
 
 def scheduled(
-    model: GrowableModel, actions: Sequence[Action] | Any, evaluate: Callable[[], Any] | None, **settings: Any
+    model: GrowableModel, actions: Sequence[Action] | Controller, evaluate: Callable[[], Any] | None, **settings: Any
 ) -> GrowthScheduler:
     """A scheduler that plays these actions, or with this controller."""
-    controller = ScriptedController(actions) if isinstance(actions, (list, tuple)) else actions
+    controller = ScriptedController(actions) if isinstance(actions, Sequence) else actions
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     return GrowthScheduler(model, optimizer, controller, evaluate=evaluate, **settings)
 

@@ -9,7 +9,7 @@ from helpers.scheduled_growth import Worth, grow, linear_model, scheduled, to_fo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simic import Action, HeuristicConfig, HeuristicController, Stage
+from simic import Action, HeuristicConfig, HeuristicController, ScriptedController, Stage
 from simic.control.plan import Plan, PlanController
 from simic.lifecycle.slots import SlotState, to_measure
 from simic.scheduler.contributions import forget_earlier_alphas, most_urgent
@@ -131,7 +131,7 @@ def test_a_seed_cannot_be_fossilized_before_it_was_measured_at_its_alpha():
     scheduler.model.slot_state.contribution_age[0, 0] = 2
     scheduler._next_index += 1  # decision 5 measures nothing
     train(scheduler)
-    scheduler.controller = type("Fossilizes", (), {"act": lambda self, facts: Action("fossilize", "0")})()
+    scheduler.controller = ScriptedController({5: Action("fossilize", "0"), 8: Action("fossilize", "0")})
     with pytest.raises(ValueError, match="contribution must have been measured"):
         scheduler.step()
     scheduler._next_index = 8

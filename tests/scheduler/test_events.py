@@ -227,10 +227,12 @@ def test_plot_shows_metric_stages_and_parameters():
     figure = scheduler.plot()
     metric, stages, parameters = figure.axes
     assert metric.get_ylabel() == "f1"
-    assert metric.lines[0].get_ydata().tolist() == [decision.value for decision in scheduler.decisions]
+    assert np.asarray(metric.lines[0].get_ydata()).tolist() == [decision.value for decision in scheduler.decisions]
     assert [label.get_text() for label in stages.get_yticklabels()] == ["0", "1"]
     assert len(stages.patches) == 4
-    assert parameters.lines[0].get_ydata().tolist() == [decision.parameters for decision in scheduler.decisions]
+    assert np.asarray(parameters.lines[0].get_ydata()).tolist() == [
+        decision.parameters for decision in scheduler.decisions
+    ]
     figure.canvas.draw()
     pyplot.close(figure)
 
@@ -286,7 +288,8 @@ CHANGES = st.builds(
 )  # fmt: skip
 ACTIONS = st.builds(Action, op=st.sampled_from(["wait", "advance"]), slot=st.text(), tempo=st.sampled_from([3, 5, 8]))
 DECISIONS = st.builds(
-    Decision, index=st.integers(0), val_loss=NUMBERS, val_accuracy=NUMBERS, action=ACTIONS,
+    Decision, index=st.integers(0), val_loss=NUMBERS, val_accuracy=NUMBERS,
+    actions=st.lists(ACTIONS, min_size=1, max_size=3).map(tuple),
     changes=st.lists(CHANGES, max_size=3).map(tuple), verdict=st.sampled_from(Verdict),
     metrics=st.dictionaries(st.text(), NUMBERS, max_size=3), metric=st.text(), parameters=st.integers(0),
     evaluations=st.integers(0),

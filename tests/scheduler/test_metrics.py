@@ -94,6 +94,7 @@ def test_a_metric_shown_as_a_loss_is_positive_and_falls_as_it_rises(low, high, u
     assert 0 < metric.as_loss(high) <= metric.as_loss(low) < math.inf
     if high > 0 and high / 2 > 1e3 * unit:
         assert metric.as_loss(high) == pytest.approx(metric.as_loss(high / 2) / 2, rel=1e-5), "twice as good: half"
+    assert metric.as_loss(-math.inf) < math.inf
 
 
 # What controllers see.

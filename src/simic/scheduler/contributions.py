@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from simic.lifecycle.stages import Stage
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric
 
-Evaluate = Callable[[], Mapping[str, float]]
+Evaluate = Callable[[], Mapping[str, Any]]
 
 
 class ContributionMeter:
@@ -38,7 +39,7 @@ class ContributionMeter:
         self._model, self.evaluate, self._metric, self._usage = model, evaluate, metric, usage
         self._every, self._max_ablations = every, max_ablations
         self.evaluations = 0
-        """Calls of `evaluate` so far."""
+        """Calls of `evaluate`, counted since it was last set to 0."""
 
     @property
     def sparse(self) -> bool:

@@ -3,7 +3,7 @@
 A saved decision holds only what differs from the defaults below; NaN is left out, stages are their names:
 
     {"index": 3, "metrics": {"f1": 0.81}, "metric": "f1", "val_loss": -0.81, "val_accuracy": 0.81,
-     "action": {"op": "advance", "slot": "body"}, "parameters": 512, "evaluations": 2,
+     "actions": [{"op": "advance", "slot": "body"}], "parameters": 512, "evaluations": 2,
      "changes": [{"slot": "body", "blueprint": "mlp", "old": "blending", "new": "holding", ...}]}
 """
 
@@ -56,7 +56,8 @@ class Decision:
     val_loss: float = math.nan
     """As controllers see it; see the table in `validation` for metrics of your own."""
     val_accuracy: float = math.nan
-    action: Action = _WAIT
+    actions: tuple[Action, ...] = (_WAIT,)
+    """What was done, in order; several only if the scheduler takes several actions per decision."""
     changes: tuple[StageChange, ...] = ()
     verdict: Verdict = Verdict.OK
     """If not OK, the network broke and the governor restored its last good state instead of deciding."""
@@ -70,6 +71,11 @@ class Decision:
     """How often `evaluate` was called."""
 
     @property
+    def action(self) -> Action:
+        """The first action."""
+        return self.actions[0]
+
+    @property
     def value(self) -> float:
         """The metric that counts; NaN if the network broke before it was validated."""
         return self.metrics.get(self.metric, math.nan)
@@ -77,7 +83,7 @@ class Decision:
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         broken = "" if self.verdict == Verdict.OK else f", the network was {self.verdict}, last good state restored"
-        return f"host epoch {self.index + 1}: {shown or 'no metrics'}, {self.action}{broken}"
+        return f"host epoch {self.index + 1}: {shown or 'no metrics'}, {'; '.join(map(str, self.actions))}{broken}"
 
 
 def stage_changes(
@@ -114,8 +120,8 @@ def encode_decision(decision: Decision) -> dict[str, Any]:
     saved = _differing(decision)
     if "metrics" in saved:
         saved["metrics"] = {name: _encode_number(value) for name, value in decision.metrics.items()}
-    if "action" in saved:
-        saved["action"] = _differing(decision.action)
+    if "actions" in saved:
+        saved["actions"] = [_differing(action) for action in decision.actions]
     if "changes" in saved:
         saved["changes"] = [_encode_change(change) for change in decision.changes]
     if "verdict" in saved:
@@ -128,7 +134,7 @@ def decode_decision(saved: Mapping[str, Any]) -> Decision:
     values = {f.name: saved[f.name] for f in fields(Decision) if f.name in saved}
     values |= {name: float(values[name]) for name in ("val_loss", "val_accuracy") if name in values}
     values["metrics"] = {name: float(value) for name, value in saved.get("metrics", {}).items()}
-    values["action"] = Action(**saved.get("action", {}))
+    values["actions"] = tuple(Action(**action) for action in saved.get("actions", [{}]))
     values["changes"] = tuple(_decode_change(change) for change in saved.get("changes", ()))
     values["verdict"] = Verdict[saved.get("verdict", "ok").upper()]
     return Decision(**values)

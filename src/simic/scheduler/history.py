@@ -47,7 +47,7 @@ class GrowthHistory(list[dict[str, Any]]):
         frame = pandas.DataFrame(list(self), columns=list(self[0]) if self else ["epoch"])
         return frame.set_index("epoch")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self:
             return "no decisions yet"
         table = Table(box=None, pad_edge=False)
@@ -81,7 +81,7 @@ def _row(decision: Decision, metrics: list[str]) -> dict[str, Any]:
         **{column: decision.metrics.get(name, math.nan) for column, name in columns.items()},
         "parameters": decision.parameters,
         "evaluations": decision.evaluations,
-        "action": str(decision.action),
+        "action": "; ".join(map(str, decision.actions)),
         "changes": "; ".join(changes),
         "verdict": str(decision.verdict) if decision.verdict != Verdict.OK else "",
     }

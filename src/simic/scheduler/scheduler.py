@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 from torch import Tensor
@@ -120,13 +120,13 @@ class GrowthScheduler:
 
     def step(
         self,
-        metrics: float | Mapping[str, float] | None = None,
+        metrics: SupportsFloat | Mapping[str, Any] | None = None,
         /,
         *,
-        val_loss: float | None = None,
-        val_accuracy: float | None = None,
-        train_loss: float | None = None,
-        **others: float | None,
+        val_loss: SupportsFloat | None = None,
+        val_accuracy: SupportsFloat | None = None,
+        train_loss: SupportsFloat | None = None,
+        **others: SupportsFloat | None,
     ) -> Decision:
         """Call once per host epoch, after validation. Without validation metrics, `evaluate` is called.
 
@@ -143,8 +143,8 @@ class GrowthScheduler:
         if self._usage.idle:
             numbers = self._validate(given)
             figures = self._metric.figures(numbers)
-            return Decision(index=self._next_index, **figures, **self._figures_by_name(numbers | train))
-        evaluations, sizes = self._meter.evaluations, seed_parameters(self.model)
+            return Decision(index=self._next_index, **figures, **self._metrics_by_name(numbers | train))
+        self._meter.evaluations, sizes = 0, seed_parameters(self.model)
         untouched, history, metric_state = self.model.slot_state.copy(), self._history, self._metric.state_dict()
         governor_history = self._governor.history() if self._governor else {}
         try:
@@ -166,17 +166,7 @@ class GrowthScheduler:
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        self._advance_time(row)
-        decision = Decision(
-            index=self._next_index - 1,
-            action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
-            changes=stage_changes(self.model, before, sizes),
-            verdict=verdict,
-            evaluations=self._meter.evaluations - evaluations,
-            **figures,
-            **self._figures_by_name(numbers | train),
-        )
-        self.decisions.append(decision)
+        decision = self._finish([row], before, sizes, figures | {"verdict": verdict}, numbers | train)
         self._announce(decision)
         return decision
 
@@ -198,18 +188,36 @@ class GrowthScheduler:
         self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         return figures
 
-    def _advance_time(self, row: np.ndarray) -> None:
+    def _finish(
+        self,
+        rows: list[np.ndarray],
+        before: SlotState,
+        sizes: dict[str, int],
+        figures: dict[str, Any],
+        numbers: dict[str, float],
+    ) -> Decision:
+        """Advance time by one decision, and record it; `sizes` are the parameters of the seeds before it."""
         self._gradients.clear()
         self.model.tick()
         self.groups.sync()
         self.groups.follow(tensors=True)
         if self._governor:
             self._governor.save_good_state()
-        self._previous_action = row[None].copy()
+        decision = Decision(
+            index=self._next_index,
+            actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
+            changes=stage_changes(self.model, before, sizes),
+            evaluations=self._meter.evaluations,
+            **figures,
+            **self._metrics_by_name(numbers),
+        )
+        self.decisions.append(decision)
+        self._previous_action = rows[-1][None].copy()
         self._next_index += 1
         self._usage.optimizer_steps = 0
+        return decision
 
-    def _figures_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
+    def _metrics_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
         """The fields of a decision that follow from all metrics, and the size of the network."""
         return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": self._count_parameters()}
 
