@@ -92,6 +92,8 @@ def test_hooks_get_slot_blueprint_and_decision():
     handle = scheduler.register_hook("prune", note)
     scheduler.register_hook("prune", note)
     handle.remove()
+    fossils = []
+    scheduler.register_hook("fossilize", lambda event: fossils.append(event.slot))  # a second one
     grow(scheduler, len(STORY))
     assert calls == [
         ("germinate", "0", "mlp", 0, Stage.BLENDING),
@@ -99,6 +101,7 @@ def test_hooks_get_slot_blueprint_and_decision():
         ("germinate", "1", "low_rank", 5, Stage.BLENDING),
         ("prune", "1", "low_rank", 7, Stage.PRUNED),
     ]
+    assert fossils == ["0"]
 
 
 def test_a_seed_that_is_blended_out_is_pruned_when_it_is_gone():
