@@ -119,7 +119,13 @@ def _in_words(value: Any) -> str:
 def _describe(model: GrowableModel) -> dict[str, Any]:
     # Gradient norms are left out: kinds of devices may sum in another order, and only rank 0's are read.
     state = {name: values for name, values in model.slot_state.state_dict().items() if name != "gradient_norm"}
-    return {"slots": _slots(model), "slot_state": str(state), "weights": _weights(model)}
+    return {
+        "rng_seed": model.rng_seed,
+        "germinations": model.germinations,
+        "slots": _slots(model),
+        "slot_state": str(state),
+        "weights": _weights(model),
+    }
 
 
 def _slots(model: GrowableModel) -> dict[str, str]:
