@@ -143,13 +143,19 @@ def grow_straight_through(rank: int, world: int, folder: Path) -> dict[str, Any]
     return grow(rank, world, folder, "straight_through", gradient_as_bucket_view=True)
 
 
-def grow_frozen(rank: int, world: int, folder: Path) -> dict[str, Any]:
+def grow_frozen(rank: int, world: int, folder: Path, wrapped: bool = False) -> dict[str, Any]:
     """A frozen host without DDP, which would refuse a model without trainable parameters."""
     model = make_model(frozen=True)
     model.execute(Action("germinate", "1", "mlp"))
     model.tick()
     script = {1: Action("germinate", "3", "mlp_small"), 3: Action("prune", "3")}
-    return Training(model, model, rank, world, ScriptedController(script)).run(5).result()
+    net = DistributedDataParallel(model) if wrapped and world > 1 else model
+    return Training(net, model, rank, world, ScriptedController(script)).run(5).result()
+
+
+def grow_frozen_wrapped(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """The same inside DDP, which accepts it because a seed is there already, as after a resume."""
+    return grow_frozen(rank, world, folder, wrapped=True)
 
 
 def resume(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ SCENARIOS = [
     "grow_shadow_find_unused",
     "grow_straight_through",
     "grow_frozen",
+    "grow_frozen_wrapped",
     "resume",
     "accelerated",
     "larger_network",
@@ -70,13 +71,21 @@ def check_like_one_process(ranks: list[Any], alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", ["grow", "grow_shadow", "grow_shadow_find_unused", "grow_straight_through", "grow_frozen"]
+    "scenario",
+    [
+        "grow",
+        "grow_shadow",
+        "grow_shadow_find_unused",
+        "grow_straight_through",
+        "grow_frozen",
+        "grow_frozen_wrapped",
+    ],
 )
 def test_two_ranks_with_half_batches_are_one_process_with_whole_batches(found, scenario, tmp_path):
     """Over germination, blending, fossilizing and pruning, with accumulated and clipped gradients."""
     alone = getattr(parallel_training, scenario)(0, 1, tmp_path)
     check_like_one_process(found[scenario], alone)
-    if scenario != "grow_frozen":
+    if "frozen" not in scenario:
         assert alone["slots"]["1"] == "fossilized"
         assert {"germinate", "advance", "fossilize", "prune"} <= {action.split()[0] for action in alone["decisions"]}
 

@@ -79,11 +79,12 @@ def link_ddp(model: GrowableModel, ddp: DistributedDataParallel) -> None:
 def watch_output(model: GrowableModel, output: Any) -> None:
     """Called with every output of a model in a process group: its backward pass ends with an average, where due."""
     ddp, link = DistributedDataParallel._get_active_ddp_module(), _LINKS.setdefault(model, _Link())
+    group, averages = distributed.group.WORLD, False
     if isinstance(ddp, DistributedDataParallel):
         link_ddp(model, ddp)
         group, averages = ddp.process_group, ddp.require_backward_grad_sync
-    else:  # DDP refuses a model without trainable parameters, so a frozen host runs without it
-        group, averages = distributed.group.WORLD, _is_frozen(model) if link.frozen is None else link.frozen
+    # Around a frozen host there is no DDP, which refuses a model without trainable parameters, or one without a part.
+    averages = averages or (_is_frozen(model) if link.frozen is None else link.frozen)
     if not averages or not torch.is_grad_enabled() or distributed.get_world_size(group) == 1:
         return
     if isinstance(ddp, DistributedDataParallel) and ddp._join_config.enable:
@@ -119,24 +120,24 @@ def further_pass(model: GrowableModel) -> Iterator[None]:
 
 
 def _is_frozen(model: GrowableModel) -> bool:
-    return not any(parameter.requires_grad for parameter in model.host.parameters())
+    seeds = set(model.seeds.parameters())  # which may be part of the host
+    return not any(parameter.requires_grad and parameter not in seeds for parameter in model.host.parameters())
 
 
 def _leave_out_seeds(ddp: DistributedDataParallel) -> None:
     """Build DDP's buckets anew if they hold parameters of seeds, which are averaged here, or of seeds that are gone."""
-    parameters = dict(ddp.module.named_parameters(remove_duplicate=False))
-    names = {f"{prefix}.{name}" for prefix, seeds in _seeds_in(ddp.module) for name, _ in seeds.named_parameters()}
-    kept = {parameter for name, parameter in parameters.items() if name not in names}
+    models = [model for model, link in _LINKS.items() if link.ddp is not None and link.ddp() is ddp]
+    seeds = {parameter for model in models for parameter in model.seeds.parameters()}
+    named = dict(ddp.module.named_parameters(remove_duplicate=False))
+    kept = set(named.values()) - seeds
     if kept.issuperset(ddp._module_parameters):
         return
-    if not any(parameter.requires_grad for parameter in kept):
-        raise ValueError(
-            "every parameter of the host is frozen, so there is nothing to do for DistributedDataParallel: use the "
-            "GrowableModel without it; the gradients of seeds are averaged over ranks all the same"
-        )
-    hooks = ddp._comm_hooks
     ddp._remove_autograd_hooks()
-    ddp.parameters_to_ignore = set(ddp.parameters_to_ignore) | names
+    if not any(parameter.requires_grad for parameter in kept):  # buckets cannot be empty, so DDP is left without a part
+        ddp.require_backward_grad_sync = False
+        return
+    hooks = ddp._comm_hooks
+    ddp.parameters_to_ignore = {*ddp.parameters_to_ignore, *(name for name, p in named.items() if p in seeds)}
     ddp._module_parameters = [parameter for parameter in ddp._module_parameters if parameter in kept]
     # What unpickling does: it builds buckets from the present parameters, without communication.
     ddp.__setstate__({"process_group": ddp.process_group})
@@ -144,13 +145,6 @@ def _leave_out_seeds(ddp: DistributedDataParallel) -> None:
     ddp._comm_hooks = []
     for hook, state in hooks:
         ddp.register_comm_hook(state, hook)
-
-
-def _seeds_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The seeds of every linked model inside a module, and their names there."""
-    for name, part in module.named_modules():
-        if part in _LINKS:
-            yield f"{name}.seeds" if name else "seeds", part.get_submodule("seeds")
 
 
 def _average_seeds(model: GrowableModel, link: _Link, group: Any) -> None:
