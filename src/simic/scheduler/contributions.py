@@ -17,6 +17,7 @@ from simic.growth.isolation import evaluating, evaluating_others, preserve_state
 from simic.growth.model import GrowableModel
 from simic.lifecycle.slots import SlotState, note_contributions, to_measure
 from simic.lifecycle.stages import Stage
+from simic.scheduler.ranks import Ranks
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric
 
@@ -32,12 +33,13 @@ class ContributionMeter:
         evaluate: Evaluate | None,
         metric: CountedMetric,
         usage: StepUsage,
+        ranks: Ranks,
         *,
         every: int = 1,
         max_ablations: int | None = None,
     ) -> None:
         self._model, self.evaluate, self._metric, self._usage = model, evaluate, metric, usage
-        self._every, self._max_ablations = every, max_ablations
+        self._ranks, self._every, self._max_ablations = ranks, every, max_ablations
         self.evaluations = 0
         """Calls of `evaluate`, counted since it was last set to 0."""
 
@@ -99,10 +101,11 @@ class ContributionMeter:
         return f"a step calls evaluate once, and once more per live seed and for one fossil{limit}{when}"
 
     def _run(self) -> dict[str, float]:
-        assert self.evaluate is not None
+        evaluate = self.evaluate
+        assert evaluate is not None
         self.evaluations += 1
         with evaluating_others(self._model):
-            return self._metric.read(self.evaluate())
+            return self._ranks.mean("in evaluate", lambda: self._metric.read(evaluate()))
 
 
 def most_urgent(slots: SlotState, candidates: np.ndarray, limit: int | None) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
@@ -21,7 +21,7 @@ from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
-from simic.scheduler.checks import ArgumentCheck, check_costs, check_parts, check_settings, refuse_distributed
+from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, decode_decision, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
@@ -31,7 +31,9 @@ from simic.scheduler.history import GrowthHistory, describe_scheduler
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
+from simic.scheduler.ranks import Ranks
 from simic.scheduler.scheduler_state import VERSION, check_state, upgrade
+from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric, read_number
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
+
+    `model` may also be what torch.compile or DistributedDataParallel made of a GrowableModel. Several processes then
+    each build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides (see `Ranks`).
 
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing),
     or any other metrics by name, of which `metric` names the one that counts and `mode` says whether it is better when
@@ -58,7 +63,7 @@ class GrowthScheduler:
 
     def __init__(
         self,
-        model: GrowableModel,
+        model: GrowableModel | nn.Module,
         optimizer: Optimizer,
         controller: str | Controller = "heuristic",
         lr_schedulers: LRScheduler | Sequence[LRScheduler] = (),
@@ -76,8 +81,7 @@ class GrowthScheduler:
         on_fossilize: Hook | None = None,
         on_prune: Hook | None = None,
     ) -> None:
-        check_parts(model, optimizer)
-        refuse_distributed(model)
+        model, optimizer, self.lr_schedulers = unwrap(model, optimizer, lr_schedulers)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
         check_settings(controller, evaluate, horizon, governor)
@@ -86,7 +90,6 @@ class GrowthScheduler:
         hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
         self._announcer = Announcer(hooks, verbose=verbose)
         self.model, self.optimizer, self.controller = model, optimizer, controller
-        self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
         self.horizon = horizon
         self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
         self._arguments.warn_about_missing(evaluate)
@@ -97,8 +100,9 @@ class GrowthScheduler:
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
+        self._ranks = Ranks(model)
         self._meter = ContributionMeter(
-            model, evaluate, self._metric, self._usage, every=evaluate_every, max_ablations=max_ablations
+            model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
         )
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
@@ -133,13 +137,15 @@ class GrowthScheduler:
         Metrics are given by name, as keywords or in a mapping; a single value is the metric that counts, by default
         the validation loss. If nothing was trained since the last call, nothing is decided and no time passes.
         """
-        refuse_distributed(self.model)
+        refuse_sharded(self.model)
         self._arguments.check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
         self._usage.check(self._next_index, self.horizon)
+        self._ranks.check("before a decision", decision=self._next_index, trained=not self._usage.idle)
         known = {"val_loss": val_loss, "val_accuracy": val_accuracy, "train_loss": train_loss}
         given = self._metric.collect(metrics, known | others)
-        train = {name: read_number(name, given.pop(name)) for name in ("train_loss",) if name in given}
+        train = {name: given.pop(name) for name in ("train_loss",) if name in given}
+        train = self._ranks.mean("in the train_loss given", lambda: {k: read_number(k, v) for k, v in train.items()})
         if self._usage.idle:
             numbers = self._validate(given)
             figures = self._metric.figures(numbers)
@@ -167,6 +173,7 @@ class GrowthScheduler:
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
         decision = self._finish([row], before, sizes, figures | {"verdict": verdict}, numbers | train)
+        self._ranks.check("after a decision")
         self._announce(decision)
         return decision
 
@@ -175,7 +182,10 @@ class GrowthScheduler:
         self._gradients.report()
         self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
-        row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
+        names, blueprints = self.model.slot_names, self.model.blueprint_names
+        row = self._ranks.first(
+            "in the controller", lambda: encode_answer(self.controller.act(self.facts()), names, blueprints)
+        )
         self.model.execute(row)
         return row, before
 
@@ -360,7 +370,7 @@ class GrowthScheduler:
     def _validate(self, given: dict[str, Any]) -> dict[str, float]:
         """The validation metrics given or, without any, those of `evaluate`; they may not be finite."""
         if given:
-            numbers = self._metric.read(given, "step must get")
+            numbers = self._ranks.mean("in the metrics given", lambda: self._metric.read(given, "step must get"))
         elif self.evaluate is not None:
             numbers = self._meter.validate()
         else:
