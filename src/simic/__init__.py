@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.branch_layers import zeroed as zeroed
     from simic.growth.model import GrowableModel as GrowableModel
+    from simic.growth.slot_candidates import find_slots as find_slots
     from simic.growth.slot_shape import SlotShape as SlotShape
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
@@ -63,6 +64,7 @@ _NAMES: dict[str, str] = {
     "growth.blueprints": "blueprint",
     "growth.branch_layers": "zeroed",
     "growth.model": "GrowableModel",
+    "growth.slot_candidates": "find_slots",
     "growth.slot_shape": "SlotShape",
     "lifecycle.actions": "Action Op",
     "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",

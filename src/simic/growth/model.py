@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any
@@ -25,6 +25,7 @@ from simic.growth.notices import warn_user
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
 from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
+from simic.growth.slot_patterns import Slots
 from simic.lifecycle.actions import STYLES, Action, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -35,7 +36,9 @@ class GrowableModel(nn.Module):
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
     through the wrapper. If both have a name, such as `loss`, the wrapper's is used; the host's is `model.host.loss`.
-    `slots` lists submodule names, maps them to a topology, or is "auto".
+    `slots` are submodules by name, suffix ("q_proj"), pattern ("*.mlp", `re.compile(...)`) or class (`nn.Linear`), a
+    list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
+    `simic.find_slots(model, example_input)` lists what there is.
     """
 
     _built = False
@@ -43,7 +46,7 @@ class GrowableModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        slots: Sequence[str] | Mapping[str, str] | str = "auto",
+        slots: Slots = "auto",
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
