@@ -26,7 +26,7 @@ class Facts:
     slot_names: tuple[str, ...]
     blueprint_names: tuple[str, ...]
     blueprint_parameters: np.ndarray
-    """Parameters of each blueprint in each slot (S, B); -1 where it does not fit."""
+    """Parameters of each blueprint in each slot (S, B); -1 where it does not fit, or not into a model's budget."""
     host_parameters: np.ndarray
     """Parameters of each host without seeds (N,)."""
     seed_parameters: np.ndarray
@@ -49,6 +49,8 @@ class Facts:
     """Validation accuracy after each of the last host epochs (N, K); NaN if the task has none."""
     parameters: np.ndarray
     """Parameters of host and seeds at the time of these measurements (N, K)."""
+    legal_styles: np.ndarray | None = None
+    """Styles that a budget allows under each operation (N, ops, styles); None if it allows all."""
 
     @property
     def num_hosts(self) -> int:

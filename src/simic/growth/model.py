@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any
@@ -14,7 +14,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from simic.growth import state_dict as growth_state
-from simic.growth.blueprints import blueprints_for, parameter_table
+from simic.growth.blueprints import menu, parameter_table
+from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
@@ -39,6 +40,10 @@ class GrowableModel(nn.Module):
     `slots` are submodules by name, suffix ("q_proj"), pattern ("*.mlp", `re.compile(...)`) or class (`nn.Linear`), a
     list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
     `simic.find_slots(model, example_input)` lists what there is.
+
+    `blueprints` are the names of those that may grow, by default all that fit. `max_parameters` (of host and seeds
+    together), `max_growth` (the same as a multiple of the host's, such as 2.0) and `max_flops` (operations of a forward
+    pass over `example_input`) are a budget that every controller keeps to.
     """
 
     _built = False
@@ -51,6 +56,10 @@ class GrowableModel(nn.Module):
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
         rng_seed: int = 0,
+        blueprints: Sequence[str] | None = None,
+        max_parameters: int | None = None,
+        max_growth: float | None = None,
+        max_flops: float | None = None,
     ) -> None:
         super().__init__()
         _check_host(model)
@@ -63,7 +72,11 @@ class GrowableModel(nn.Module):
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
-        self.blueprint_names = blueprints_for(site.shape for site in self.sites)
+        self.blueprint_names = menu(blueprints, [site.shape for site in self.sites])
+        self.budget = Budget(max_parameters=max_parameters, max_growth=max_growth, max_flops=max_flops)
+        self.host_flops = 0 if max_flops is None else count_flops(model, example_input)
+        """Operations of a forward pass of the host alone, if the budget limits them."""
+        check_budget(self)
         self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
@@ -213,6 +226,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)
+        check_action(self, row)
         check_attached(self.host, self._grown_sites)
         if row[Column.OP] == Op.GERMINATE:
             slot = int(row[Column.SLOT])

@@ -47,6 +47,8 @@ class Site:
     """The argument that seeds beside the submodule read; None if there is none that fits."""
     why_no_input: str = "it was not traced"
     """The reason if `input` is None."""
+    runs: int = 1
+    """Calls of the submodule in one pass."""
     seat: int = 0
     """0 for the first seed of the submodule, 1 for the one that may follow when that is a fossil, and so on."""
 
@@ -163,7 +165,7 @@ class TracedHost:
             )
         shape, order = found.pop()
         example_shape = shapes[0] if order is None else tuple(shapes[0][dim] for dim in order)
-        return Site(name, shape, example_shape, _container(outputs[0]), order)
+        return Site(name, shape, example_shape, _container(outputs[0]), order, runs=len(outputs))
 
     def _with_input(self, site: Site, *, stated: bool) -> Site:
         """The site with the argument that seeds beside its submodule may read, or with the reason why there is none.

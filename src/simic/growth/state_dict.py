@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import is_tensor_like
 
+from simic.growth.blueprints import BLUEPRINTS
 from simic.growth.seed import Seed
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
@@ -225,7 +226,8 @@ def _seeds_of(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed]:
             continue
         blueprint = record["blueprints"][state.blueprint[0, index]]
         if blueprint not in model.blueprint_names:
-            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; register it before loading")
+            remedy = "build the model with it in blueprints=..." if blueprint in BLUEPRINTS else "register it first"
+            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; {remedy}")
         operator = STYLES[state.style[0, index]].operator
         seed = model.seed(slot)
         if seed is None or (seed.blueprint, seed.operator) != (blueprint, operator):
