@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.branch_layers import zeroed as zeroed
     from simic.growth.model import GrowableModel as GrowableModel
+    from simic.growth.rebuild import load as load
+    from simic.growth.rebuild import save as save
     from simic.growth.slot_candidates import find_slots as find_slots
     from simic.growth.slot_shape import SlotShape as SlotShape
     from simic.lifecycle.actions import Action as Action
@@ -64,6 +66,7 @@ _NAMES: dict[str, str] = {
     "growth.blueprints": "blueprint",
     "growth.branch_layers": "zeroed",
     "growth.model": "GrowableModel",
+    "growth.rebuild": "load save",
     "growth.slot_candidates": "find_slots",
     "growth.slot_shape": "SlotShape",
     "lifecycle.actions": "Action Op",

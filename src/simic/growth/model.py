@@ -25,7 +25,8 @@ from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
-from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
+from simic.growth.settings import describe_example
+from simic.growth.slot_discovery import KnownSites, Site, find_sites, reference_tensor, with_seats
 from simic.growth.slot_patterns import Slots
 from simic.lifecycle.actions import STYLES, Action, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
@@ -51,7 +52,7 @@ class GrowableModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        slots: Slots = "auto",
+        slots: Slots | KnownSites = "auto",
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
@@ -72,6 +73,9 @@ class GrowableModel(nn.Module):
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
+        self.example_description = describe_example(example_input)
+        self.blueprint_choice = None if blueprints is None else list(blueprints)
+        """The menu as the user gave it; None for all that fit."""
         self.blueprint_names = menu(blueprints, [site.shape for site in self.sites])
         self.budget = Budget(max_parameters=max_parameters, max_growth=max_growth, max_flops=max_flops)
         self.host_flops = 0 if max_flops is None else count_flops(model, example_input)

@@ -76,12 +76,22 @@ class Site:
         return [self.order.index(dim) for dim in range(len(self.order))]
 
 
-def find_sites(model: nn.Module, slots: Slots, example_input: ExampleInput) -> tuple[Site, ...]:
+@dataclass(frozen=True)
+class KnownSites:
+    """Sites that were found before, for a model that is built again."""
+
+    sites: tuple[Site, ...]
+
+
+def find_sites(model: nn.Module, slots: Slots | KnownSites, example_input: ExampleInput) -> tuple[Site, ...]:
     """The sites of the slots, see `slot_patterns`; a name that cannot be a slot raises.
 
     A table from name to topology states what passes cannot determine, for instance (N, C, L) or (N, L, C); a sequence
     may be "sequence-causal" or "sequence-bidirectional" where the host's direction cannot be measured.
     """
+    if isinstance(slots, KnownSites):
+        match_slots(model, [site.name for site in slots.sites])
+        return slots.sites
     if isinstance(slots, str) and slots in (AUTO, *LINEAR):
         host = TracedHost(model, example_input)
         return host.sites(choose_auto(host) if slots == AUTO else choose_linear(host))

@@ -33,6 +33,7 @@ from torch.overrides import is_tensor_like
 
 from simic.growth.blueprints import BLUEPRINTS
 from simic.growth.seed import Seed
+from simic.growth.settings import settings_of
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
@@ -147,6 +148,7 @@ def _record(model: GrowableModel) -> dict[str, Any]:
         "blueprints": list(model.blueprint_names),
         "germinations": model.germinations,
         "slot_state": model.slot_state.state_dict(),
+        "settings": settings_of(model),
     }
 
 
@@ -183,7 +185,8 @@ def _read(
     return record, _seeds_of(model, record)
 
 
-def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+def open_record(value: Any) -> dict[str, Any]:
+    """A growth record from its bytes, in the present format and checked by itself."""
     try:
         record = _upgrade(parse_json(bytes(value.cpu().numpy().tobytes()), "its text"))
         found = record["version"]
@@ -193,6 +196,11 @@ def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
     if found != VERSION:
         raise ValueError(f"the growth record has format version {found}, this simic reads version {VERSION}")
+    return record
+
+
+def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+    record = open_record(value)
     for name, here in (("slots", _slot_table(model)), ("incubation", model.lifecycle.incubation)):
         if record[name] != here:
             raise ValueError(
