@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from simic.control.registry import controller as controller
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.branch_layers import zeroed as zeroed
+    from simic.growth.exported import build_exported as build_exported
     from simic.growth.model import GrowableModel as GrowableModel
     from simic.growth.rebuild import load as load
     from simic.growth.rebuild import save as save
@@ -65,6 +66,7 @@ _NAMES: dict[str, str] = {
     "control.registry": "controller",
     "growth.blueprints": "blueprint",
     "growth.branch_layers": "zeroed",
+    "growth.exported": "build_exported",
     "growth.model": "GrowableModel",
     "growth.rebuild": "load save",
     "growth.slot_candidates": "find_slots",

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import menu, parameter_table
@@ -19,6 +20,7 @@ from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
+from simic.growth.exported import export_config, follow_export
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
@@ -194,15 +196,27 @@ class GrowableModel(nn.Module):
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
         (console or Console()).print(growth_table(self))
 
-    def export(self, *, live: LiveSeeds = "drop") -> nn.Module:
+    @overload
+    def export(self, *, live: LiveSeeds = "drop") -> nn.Module: ...
+
+    @overload
+    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any: ...
+
+    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
         Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
+        With `config=True` the result is (network, config), see `simic.build_exported`; with `optimizer` it is (network,
+        optimizer), where the new optimizer trains the network with the old one's state; with both (network, config,
+        optimizer).
         """
-        plain = export_plain(self, live)
+        memo: dict[int, Any] = {}
+        plain = export_plain(self, live, memo)
         if live == "drop":
             warn_about_dropped_seeds(self)
-        return plain
+        extras = [export_config(self, live)] if config else []
+        extras += [] if optimizer is None else [follow_export(optimizer, self, plain, memo)]
+        return (plain, *extras) if extras else plain
 
     # Running.
 

@@ -34,7 +34,7 @@ class _NotDescribableError(Exception):
 def settings_of(model: GrowableModel) -> dict[str, Any]:
     """The arguments that build this model around its host."""
     return {
-        "sites": [_describe_site(site) for site in model.sites if not site.seat],
+        "sites": [describe_site(site) for site in model.sites if not site.seat],
         "lifecycle": asdict(model.lifecycle),
         "rng_seed": int(model.rng_seed),
         "blueprints": model.blueprint_choice,
@@ -50,7 +50,7 @@ def read_settings(settings: Any, device: torch.device | str) -> dict[str, Any]:
             name: settings[name] for name in ("rng_seed", "blueprints", "max_parameters", "max_growth", "max_flops")
         }
         return rest | {
-            "slots": KnownSites(tuple(_read_site(site) for site in settings["sites"])),
+            "slots": KnownSites(tuple(read_site(site) for site in settings["sites"])),
             "lifecycle": LifecycleConfig(**settings["lifecycle"]),
             "example_input": make_example(settings["example"], device),
         }
@@ -58,11 +58,13 @@ def read_settings(settings: Any, device: torch.device | str) -> dict[str, Any]:
         raise ValueError(f"the settings of the saved model cannot be read ({error}); use another file") from None
 
 
-def _describe_site(site: Site) -> dict[str, Any]:
+def describe_site(site: Site) -> dict[str, Any]:
+    """A site, without its seat, as JSON values."""
     return {name: value for name, value in asdict(site).items() if name != "seat"}
 
 
-def _read_site(table: Mapping[str, Any]) -> Site:
+def read_site(table: Mapping[str, Any]) -> Site:
+    """The inverse of `describe_site`; values that cannot be raise one of several errors."""
     shape = SlotShape(**{**table["shape"], "stride": tuple(table["shape"]["stride"])})
     if shape.topology not in TOPOLOGIES or not 0 < shape.features <= MAX_SIZE:
         raise ValueError(f"slot {table['name']!r:.60} has no valid shape")
