@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from simic.control.registry import controller as controller
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.branch_layers import zeroed as zeroed
+    from simic.growth.exported import build_exported as build_exported
     from simic.growth.model import GrowableModel as GrowableModel
+    from simic.growth.rebuild import load as load
+    from simic.growth.rebuild import save as save
+    from simic.growth.slot_candidates import find_slots as find_slots
     from simic.growth.slot_shape import SlotShape as SlotShape
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
@@ -64,7 +68,10 @@ _NAMES: dict[str, str] = {
     "control.registry": "controller",
     "growth.blueprints": "blueprint",
     "growth.branch_layers": "zeroed",
+    "growth.exported": "build_exported",
     "growth.model": "GrowableModel",
+    "growth.rebuild": "load save",
+    "growth.slot_candidates": "find_slots",
     "growth.slot_shape": "SlotShape",
     "lifecycle.actions": "Action Op",
     "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",

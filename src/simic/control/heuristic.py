@@ -113,6 +113,7 @@ class HeuristicController:
             parameters = np.where(reads_input == (self.config.reads == "input"), parameters, -1)
         smallest = np.where(parameters >= 0, parameters, np.inf).min(2, keepdims=True)
         fits = (parameters >= 0) & ((parameters <= budget) | (parameters == smallest))
+        room &= masks.allows_style(Op.GERMINATE, HEAD_VALUES["style"].index(self.config.style))
         possible = fits & masks.slot[:, Op.GERMINATE, :, None] & (stalled & room)[:, None, None]
         # Few failures first, then the kind, then size; the first slot wins a tie.
         better_kind = self._prefers_beside(facts)[:, None] == reads_input  # (N, B)

@@ -20,6 +20,7 @@ from simic.growth.notices import warn_user
 from simic.growth.report import blended_live_seeds, describe_seeds
 from simic.growth.seed import Seed
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_patterns import submodules
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
 
@@ -33,32 +34,46 @@ _READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
 """Methods whose files `from_pretrained` loads into the host's class, which ignores tensors it does not know."""
 
 
-def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
+def export_plain(model: GrowableModel, live: LiveSeeds = "drop", memo: dict[int, Any] | None = None) -> nn.Module:
     """A copy of the host with the seeds as part of their submodules, in evaluation mode and checked numerically.
 
     A seed behind a Sequential becomes its last layer; beside it, and at any other submodule, it becomes a child that a
     forward hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are
-    exported and, with live="keep", live seeds with alpha > 0.
+    exported and, with live="keep", live seeds with alpha > 0. `memo`, if given, gets the copies as in `copy.deepcopy`.
     """
+    chosen = exported_sites(model, live)
+    twin = copy.deepcopy(model, memo)
+    seeds = {site: twin.seed(site.name) for site in twin.sites}
+    twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
+    plain = graft_seeds(twin.host, [(site, seed) for site in chosen if (seed := seeds[site]) is not None])
+    dropped = [report.slot for report in blended_live_seeds(model)] if live == "drop" else []
+    with ignoring_padding(model.host), plain_kernels():
+        _verify(model, plain, dropped)
+    _warn_about_positions(model, plain, [site.name for site in chosen])
+    return plain
+
+
+def exported_sites(model: GrowableModel, live: LiveSeeds) -> list[Site]:
+    """The sites whose seeds become part of the exported network."""
     if live not in get_args(LiveSeeds):
         raise ValueError(f'live must be "drop" or "keep", got {live!r}')
-    dropped = {report.slot for report in blended_live_seeds(model)} if live == "drop" else set()
-    twin = copy.deepcopy(model)
-    seeds = [(site, twin.seed(site.name)) for site in twin.sites]
-    twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
-    plain, grafted = twin.host.eval(), dict[str, list[tuple[Site, Seed]]]()
-    for index, (site, seed) in enumerate(seeds):
-        fossil = model.slot_state.stage[0, index] == Stage.FOSSILIZED
-        if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
-            grafted.setdefault(site.submodule, []).append((site, seed))
+    state = model.slot_state
+    kept = state.stage[0] == Stage.FOSSILIZED
+    if live == "keep":
+        kept |= state.live[0] & (state.alpha[0] > 0)
+    return [site for site, is_kept in zip(model.sites, kept, strict=True) if is_kept]
+
+
+def graft_seeds(host: nn.Module, seeds: Iterable[tuple[Site, Seed]]) -> nn.Module:
+    """Make seeds part of their submodules, for good; the host is returned in evaluation mode."""
+    plain, grafted = host.eval(), dict[str, list[tuple[Site, Seed]]]()
+    for site, seed in seeds:
+        grafted.setdefault(site.submodule, []).append((site, seed))
     for name, own in grafted.items():
         _graft(plain, name, own)
     for part in plain.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # grown parts need padded tensors
-    with ignoring_padding(model.host), plain_kernels():
-        _verify(model, plain, dropped)
-    _warn_about_positions(model, plain, [site.name for own in grafted.values() for site, _ in own])
     _refuse_lossy_saves(plain)
     return plain
 
@@ -117,7 +132,9 @@ def _graft(plain: nn.Module, name: str, seeds: list[tuple[Site, Seed]]) -> None:
     if type(submodule).forward is nn.Sequential.forward:
         assert isinstance(submodule, nn.Sequential)
         if any(seed.reads == "input" for _, seed in seeds):
-            plain.set_submodule(name, _with_branches(submodule, seeds))
+            grown = _with_branches(submodule, seeds)
+            for own_name in [other for other, part in submodules(plain).items() if part is submodule]:
+                plain.set_submodule(own_name, grown)
         else:
             submodule.extend(_plain(_GrownLayer(seed, site)) for site, seed in seeds)
         return

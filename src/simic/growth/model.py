@@ -6,26 +6,31 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from simic.growth import state_dict as growth_state
-from simic.growth.blueprints import blueprints_for, parameter_table
+from simic.growth.blueprints import menu, parameter_table
+from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.data_parallel import in_process_group, watch_output
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
+from simic.growth.exported import export_config, follow_export
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
-from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
+from simic.growth.settings import describe_example
+from simic.growth.slot_discovery import KnownSites, Site, find_sites, reference_tensor, with_seats
+from simic.growth.slot_patterns import Slots
 from simic.lifecycle.actions import STYLES, Action, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -36,7 +41,13 @@ class GrowableModel(nn.Module):
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
     through the wrapper. If both have a name, such as `loss`, the wrapper's is used; the host's is `model.host.loss`.
-    `slots` lists submodule names, maps them to a topology, or is "auto".
+    `slots` are submodules by name, suffix ("q_proj"), pattern ("*.mlp", `re.compile(...)`) or class (`nn.Linear`), a
+    list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
+    `simic.find_slots(model, example_input)` lists what there is.
+
+    `blueprints` are the names of those that may grow, by default all that fit. `max_parameters` (of host and seeds
+    together), `max_growth` (the same as a multiple of the host's, such as 2.0) and `max_flops` (operations of a forward
+    pass over `example_input`) are a budget that every controller keeps to.
     """
 
     _built = False
@@ -44,11 +55,15 @@ class GrowableModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        slots: Sequence[str] | Mapping[str, str] | str = "auto",
+        slots: Slots | KnownSites = "auto",
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
         rng_seed: int = 0,
+        blueprints: Sequence[str] | None = None,
+        max_parameters: int | None = None,
+        max_growth: float | None = None,
+        max_flops: float | None = None,
     ) -> None:
         super().__init__()
         _check_host(model)
@@ -61,7 +76,14 @@ class GrowableModel(nn.Module):
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
-        self.blueprint_names = blueprints_for(site.shape for site in self.sites)
+        self.example_description = describe_example(example_input)
+        self.blueprint_choice = None if blueprints is None else list(blueprints)
+        """The menu as the user gave it; None for all that fit."""
+        self.blueprint_names = menu(blueprints, [site.shape for site in self.sites])
+        self.budget = Budget(max_parameters=max_parameters, max_growth=max_growth, max_flops=max_flops)
+        self.host_flops = 0 if max_flops is None else count_flops(model, example_input)
+        """Operations of a forward pass of the host alone, if the budget limits them."""
+        check_budget(self)
         self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
@@ -178,15 +200,27 @@ class GrowableModel(nn.Module):
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
         (console or Console()).print(growth_table(self))
 
-    def export(self, *, live: LiveSeeds = "drop") -> nn.Module:
+    @overload
+    def export(self, *, live: LiveSeeds = "drop") -> nn.Module: ...
+
+    @overload
+    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any: ...
+
+    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
         Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
+        With `config=True` the result is (network, config), see `simic.build_exported`; with `optimizer` it is (network,
+        optimizer), where the new optimizer trains the network with the old one's state; with both (network, config,
+        optimizer).
         """
-        plain = export_plain(self, live)
+        memo: dict[int, Any] = {}
+        plain = export_plain(self, live, memo)
         if live == "drop":
             warn_about_dropped_seeds(self)
-        return plain
+        extras = [export_config(self, live)] if config else []
+        extras += [] if optimizer is None else [follow_export(optimizer, self, plain, memo)]
+        return (plain, *extras) if extras else plain
 
     # Running.
 
@@ -214,6 +248,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)
+        check_action(self, row)
         check_attached(self.host, self._grown_sites)
         if row[Column.OP] == Op.GERMINATE:
             slot = int(row[Column.SLOT])

@@ -10,6 +10,10 @@ Reads = Literal["output", "input"]
 """What a branch reads of its slot's submodule: behind it the output, beside it the input."""
 
 
+class AmbiguousShapeError(ValueError):
+    """The user has to state what the dimensions of a slot mean."""
+
+
 @dataclass(frozen=True)
 class SlotShape:
     """The shape of what a slot's submodule puts out and, if a seed can read it, of what goes in."""

@@ -31,7 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import is_tensor_like
 
+from simic.growth.blueprints import BLUEPRINTS
 from simic.growth.seed import Seed
+from simic.growth.settings import settings_of
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
@@ -146,6 +148,7 @@ def _record(model: GrowableModel) -> dict[str, Any]:
         "blueprints": list(model.blueprint_names),
         "germinations": model.germinations,
         "slot_state": model.slot_state.state_dict(),
+        "settings": settings_of(model),
     }
 
 
@@ -182,7 +185,8 @@ def _read(
     return record, _seeds_of(model, record)
 
 
-def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+def open_record(value: Any) -> dict[str, Any]:
+    """A growth record from its bytes, in the present format and checked by itself."""
     try:
         record = _upgrade(parse_json(bytes(value.cpu().numpy().tobytes()), "its text"))
         found = record["version"]
@@ -192,6 +196,11 @@ def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
     if found != VERSION:
         raise ValueError(f"the growth record has format version {found}, this simic reads version {VERSION}")
+    return record
+
+
+def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+    record = open_record(value)
     for name, here in (("slots", _slot_table(model)), ("incubation", model.lifecycle.incubation)):
         if record[name] != here:
             raise ValueError(
@@ -225,7 +234,8 @@ def _seeds_of(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed]:
             continue
         blueprint = record["blueprints"][state.blueprint[0, index]]
         if blueprint not in model.blueprint_names:
-            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; register it before loading")
+            remedy = "build the model with it in blueprints=..." if blueprint in BLUEPRINTS else "register it first"
+            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; {remedy}")
         operator = STYLES[state.style[0, index]].operator
         seed = model.seed(slot)
         if seed is None or (seed.blueprint, seed.operator) != (blueprint, operator):

@@ -17,6 +17,7 @@ from simic.control.baselines import Controller, Stateful, WaitController, encode
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
+from simic.growth.budget import styles_within_budget, table_within_budget
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
@@ -299,7 +300,8 @@ class GrowthScheduler:
             lifecycle=model.lifecycle,
             slot_names=model.slot_names,
             blueprint_names=model.blueprint_names,
-            blueprint_parameters=model.blueprint_table(),
+            blueprint_parameters=table_within_budget(model),
+            legal_styles=styles_within_budget(model),
             host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
             seed_parameters=np.array([[report.parameters for report in model.growth()]]),
             decision=np.array([self._next_index]),
