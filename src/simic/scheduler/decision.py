@@ -31,10 +31,16 @@ class Decision:
     index: int
     val_loss: float
     val_accuracy: float
-    action: Action
+    actions: tuple[Action, ...]
+    """What was done, in order; several only if the scheduler takes several actions per decision."""
     changes: tuple[StageChange, ...]
     verdict: Verdict = Verdict.OK
     """If not OK, the network broke and the governor restored its last good state instead of deciding."""
+
+    @property
+    def action(self) -> Action:
+        """The first action."""
+        return self.actions[0]
 
 
 def stage_changes(model: GrowableModel, before: SlotState) -> tuple[StageChange, ...]:

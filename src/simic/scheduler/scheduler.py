@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from simic.control.baselines import Controller, Stateful, WaitController, encode_answer
+from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
+from simic.scheduler.acting import action_limit, take_actions
 from simic.scheduler.checks import ArgumentCheck, check_parts, check_settings, refuse_distributed
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, stage_changes
@@ -39,7 +41,9 @@ class GrowthScheduler:
     the modules it calls are in evaluation mode meanwhile. With it, contributions are measured by switching seeds off;
     without it no seed can be fossilized. `horizon` is the planned number of host epochs, if known; some controllers
     pace growth by it. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`. Several
-    models may share an optimizer, each with its own scheduler.
+    models may share an optimizer, each with its own scheduler. A controller is asked for one action per decision; with
+    `actions_per_decision`, and in a frozen host by default, it is asked again at the same decision until it waits. A
+    frozen host has nothing to train without seeds, so there the first decision is taken at once.
     """
 
     def __init__(
@@ -53,12 +57,13 @@ class GrowthScheduler:
         horizon: int = 0,
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
+        actions_per_decision: int | None = None,
     ) -> None:
         check_parts(model, optimizer)
         refuse_distributed(model)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
-        check_settings(controller, evaluate, horizon, governor)
+        check_settings(controller, evaluate, horizon, governor, actions_per_decision)
         self.model, self.optimizer, self.controller = model, optimizer, controller
         self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
         self.horizon = horizon
@@ -68,6 +73,7 @@ class GrowthScheduler:
         self.decisions: list[Decision] = []
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
+        self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
@@ -75,6 +81,8 @@ class GrowthScheduler:
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
+        if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
+            self._take_first_decision()
 
     @property
     def evaluate(self) -> Evaluate | None:
@@ -102,7 +110,7 @@ class GrowthScheduler:
         self._usage.check(self._next_index, self.horizon)
         if self._usage.idle:
             metrics = complete_metrics(self._validate(val_loss, val_accuracy))
-            return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **metrics)
+            return Decision(index=self._next_index, actions=(Action(),), changes=(), verdict=Verdict.OK, **metrics)
         train_loss = math.nan if train_loss is None else read_number("train_loss", train_loss)
         untouched, history = self.model.slot_state.copy(), self._history
         governor_history = self._governor.history() if self._governor else {}
@@ -114,10 +122,10 @@ class GrowthScheduler:
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
                 metric = contribution_metric(metrics) if val_loss is None and val_accuracy is None else None
                 metrics = complete_metrics(metrics)
-                row, before = self._decide(metrics | {"train_loss": train_loss}, metric)
+                rows, before = self._decide(metrics | {"train_loss": train_loss}, metric)
             else:
                 metrics = {"val_loss": math.nan, "val_accuracy": math.nan} | metrics
-                row, before = np.zeros(len(HEADS), dtype=np.int64), untouched
+                rows, before = [np.zeros(len(HEADS), dtype=np.int64)], untouched
         except Exception:  # a failed step leaves no trace and can be repeated
             self.model.slot_state, self._history = untouched, history
             if self._governor:
@@ -125,23 +133,41 @@ class GrowthScheduler:
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        decision = self._finish(row, before, metrics, verdict)
+        decision = self._finish(rows, before, metrics, verdict)
         if verdict != Verdict.OK:
             self._report_rollback(decision)
         return decision
 
-    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[np.ndarray, SlotState]:
-        """Measure, ask the controller and act: the row of its action, and the slot state before it."""
+    def _take_first_decision(self) -> None:
+        """Plant the first seeds of a frozen host, which has nothing to train without them, before anything is measured.
+
+        It is a decision of its own, so there is one more than host epochs.
+        """
+        self.horizon += 1 if self.horizon else 0
+        before = self.model.slot_state.copy()
+        self._finish(self._act(), before, {"val_loss": math.nan, "val_accuracy": math.nan}, Verdict.OK)
+
+    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[list[np.ndarray], SlotState]:
+        """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
         self._gradients.report()
         self._meter.measure(metric)
         observed = metrics | {"parameters": float(sum(parameter.numel() for parameter in self.model.parameters()))}
         self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         before = self.model.slot_state.copy()
-        row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
-        self.model.execute(row)
-        return row, before
+        return self._act(), before
 
-    def _finish(self, row: np.ndarray, before: SlotState, metrics: dict[str, float], verdict: Verdict) -> Decision:
+    def _act(self) -> list[np.ndarray]:
+        """Ask the controller for its actions and carry them out; each sees what those before it have changed."""
+
+        def ask(rows: list[np.ndarray]) -> Any:
+            facts = self.facts()
+            return self.controller.act(replace(facts, previous_action=rows[-1][None]) if rows else facts)
+
+        return take_actions(self.model, ask, self._action_limit)
+
+    def _finish(
+        self, rows: list[np.ndarray], before: SlotState, metrics: dict[str, float], verdict: Verdict
+    ) -> Decision:
         """Advance time by one decision, and record it."""
         self._gradients.clear()
         self.model.tick()
@@ -151,13 +177,13 @@ class GrowthScheduler:
             self._governor.save_good_state()
         decision = Decision(
             index=self._next_index,
-            action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
+            actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
             changes=stage_changes(self.model, before),
             verdict=verdict,
             **metrics,
         )
         self.decisions.append(decision)
-        self._previous_action = row[None].copy()
+        self._previous_action = rows[-1][None].copy()
         self._next_index += 1
         self._usage.optimizer_steps = 0
         return decision
