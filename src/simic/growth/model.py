@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import blueprints_for, parameter_table
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
-from simic.growth.example import ExampleInput
+from simic.growth.example import ExampleInput, tensors
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
 from simic.growth.host_saves import guard_save, warn_on_state_dict
@@ -101,7 +101,13 @@ class GrowableModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             check_copy(self, runs=True)
-        return self.host(*args, **kwargs)
+        output = self.host(*args, **kwargs)
+        if self.freeze_host and self.training and not self.seeds and torch.is_grad_enabled():
+            # Nothing may be trainable until the controller plants a seed; the user's loss.backward() must not fail.
+            for tensor in tensors(output):
+                if tensor.is_floating_point() and not tensor.requires_grad:
+                    tensor.requires_grad_(True)
+        return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         check_copy(self)  # code that averages a copy's weights reads its buffers too
