@@ -1,5 +1,7 @@
 """Linear seeds folded into weights: the exported network computes the same without the seed's layers."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,7 +149,7 @@ def test_a_gate_cannot_be_folded():
 @given(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5), bias=st.booleans(), rng_seed=st.integers(0, 99))
 def test_the_affine_map_of_a_chain_of_linear_layers_is_what_it_computes(sizes, bias, rng_seed):
     torch.manual_seed(rng_seed)
-    layers = [nn.Linear(a, b, bias=bias) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    layers = [nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
     chain = nn.Sequential(*layers, nn.Dropout(0.5), nn.Identity()).double().eval()
     found = affine_map(chain)
     assert found is not None

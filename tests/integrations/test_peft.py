@@ -29,7 +29,7 @@ def test_peft_loads_what_has_grown_of_several_ranks_and_alphas(tmp_path):
     awake(model).export_peft(tmp_path)
     loaded = peft.PeftModel.from_pretrained(untouched, tmp_path).eval()
     torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)
-    ranks = {name: tuple(p.shape)[0] for name, p in loaded.named_parameters() if "lora_A" in name}
+    ranks = {name: p.shape[0] for name, p in loaded.named_parameters() if "lora_A" in name}
     assert sorted(ranks.values()) == [8, 10]  # rank 2 and 8 beside one layer are one of 10
     merged = loaded.merge_and_unload()
     torch.testing.assert_close(merged(x), model.export(merge=True)(x), rtol=1e-5, atol=1e-6)
