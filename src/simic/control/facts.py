@@ -50,6 +50,9 @@ class Facts:
     parameters: np.ndarray
     """Parameters of host and seeds at the time of these measurements (N, K)."""
 
+    in_features: np.ndarray | None = None
+    """Features of what goes into each slot's submodule (S,), 0 where no seed can read it; None if not known."""
+
     @property
     def num_hosts(self) -> int:
         """N."""

@@ -239,6 +239,7 @@ class GrowthScheduler:
             previous_action=self._previous_action,
             random_guess_loss=np.array([math.nan]),
             host_gradient_norm=np.array([self._gradients.host_norm()]),
+            in_features=np.array([site.shape.in_features or 0 for site in model.sites]),
             **history,
         )
 
