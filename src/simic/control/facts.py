@@ -60,6 +60,9 @@ class Facts:
         for name, shape in (("metric_scale", (self.num_hosts,)), ("awaits_contribution", self.slots.stage.shape)):
             object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
 
+    in_features: np.ndarray | None = None
+    """Features of what goes into each slot's submodule (S,), 0 where no seed can read it; None if not known."""
+
     @property
     def num_hosts(self) -> int:
         """N."""

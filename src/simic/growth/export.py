@@ -16,6 +16,7 @@ from simic.growth.blend import OPERATORS
 from simic.growth.example import call, moved_with, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
+from simic.growth.merge import by_submodule, merge_seeds
 from simic.growth.notices import warn_user
 from simic.growth.report import blended_live_seeds, describe_seeds
 from simic.growth.seed import Seed
@@ -34,18 +35,22 @@ _READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
 """Methods whose files `from_pretrained` loads into the host's class, which ignores tensors it does not know."""
 
 
-def export_plain(model: GrowableModel, live: LiveSeeds = "drop", memo: dict[int, Any] | None = None) -> nn.Module:
+def export_plain(
+    model: GrowableModel, live: LiveSeeds = "drop", memo: dict[int, Any] | None = None, *, merge: bool = False
+) -> nn.Module:
     """A copy of the host with the seeds as part of their submodules, in evaluation mode and checked numerically.
 
     A seed behind a Sequential becomes its last layer; beside it, and at any other submodule, it becomes a child that a
     forward hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are
     exported and, with live="keep", live seeds with alpha > 0. `memo`, if given, gets the copies as in `copy.deepcopy`.
+    With `merge`, linear seeds are folded into the weights of their submodules where that is possible (see `merge.py`).
     """
     chosen = exported_sites(model, live)
     twin = copy.deepcopy(model, memo)
     seeds = {site: twin.seed(site.name) for site in twin.sites}
     twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
-    plain = graft_seeds(twin.host, [(site, seed) for site in chosen if (seed := seeds[site]) is not None])
+    kept = [(site, seed) for site in chosen if (seed := seeds[site]) is not None]
+    plain = graft_seeds(twin.host, merge_seeds(twin.host, kept) if merge else kept)
     dropped = [report.slot for report in blended_live_seeds(model)] if live == "drop" else []
     with ignoring_padding(model.host), plain_kernels():
         _verify(model, plain, dropped)
@@ -66,10 +71,8 @@ def exported_sites(model: GrowableModel, live: LiveSeeds) -> list[Site]:
 
 def graft_seeds(host: nn.Module, seeds: Iterable[tuple[Site, Seed]]) -> nn.Module:
     """Make seeds part of their submodules, for good; the host is returned in evaluation mode."""
-    plain, grafted = host.eval(), dict[str, list[tuple[Site, Seed]]]()
-    for site, seed in seeds:
-        grafted.setdefault(site.submodule, []).append((site, seed))
-    for name, own in grafted.items():
+    plain = host.eval()
+    for name, own in by_submodule(seeds).items():
         _graft(plain, name, own)
     for part in plain.modules():
         if isinstance(part, nn.TransformerEncoder):

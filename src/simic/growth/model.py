@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -19,13 +20,14 @@ from simic.growth.blueprints import menu, parameter_table
 from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.data_parallel import in_process_group, watch_output
-from simic.growth.example import ExampleInput
+from simic.growth.example import ExampleInput, tensors
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
 from simic.growth.exported import export_config, follow_export
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
+from simic.growth.peft_files import write_peft
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
 from simic.growth.settings import describe_example
@@ -45,6 +47,10 @@ class GrowableModel(nn.Module):
     list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
     `simic.find_slots(model, example_input)` lists what there is.
 
+    With `freeze_host` only seeds train, and those for frozen hosts are offered: LoRA beside linear layers, adapters
+    behind blocks. Parts that are to train along, such as a new head, are made trainable afterwards:
+    `model.host.head.requires_grad_(True)`.
+
     `blueprints` are the names of those that may grow, by default all that fit. `max_parameters` (of host and seeds
     together), `max_growth` (the same as a multiple of the host's, such as 2.0) and `max_flops` (operations of a forward
     pass over `example_input`) are a budget that every controller keeps to.
@@ -59,6 +65,7 @@ class GrowableModel(nn.Module):
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
+        freeze_host: bool = False,
         rng_seed: int = 0,
         blueprints: Sequence[str] | None = None,
         max_parameters: int | None = None,
@@ -69,9 +76,14 @@ class GrowableModel(nn.Module):
         _check_host(model)
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        self.lifecycle = lifecycle or LifecycleConfig()
+        # The seeds of a frozen host are its whole training: a ramp would only slow it down.
+        usual = LifecycleConfig(ramp_factor=0.0, seeds_per_slot=2) if freeze_host else LifecycleConfig()
+        self.lifecycle = lifecycle or usual
         self.sites = with_seats(find_sites(model, slots, example_input), self.lifecycle.seeds_per_slot)
         self.host = model
+        self.freeze_host = freeze_host
+        if freeze_host:
+            model.requires_grad_(False)
         self.seeds = nn.ModuleDict()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
@@ -79,7 +91,7 @@ class GrowableModel(nn.Module):
         self.example_description = describe_example(example_input)
         self.blueprint_choice = None if blueprints is None else list(blueprints)
         """The menu as the user gave it; None for all that fit."""
-        self.blueprint_names = menu(blueprints, [site.shape for site in self.sites])
+        self.blueprint_names = menu(blueprints, [site.shape for site in self.sites], frozen=freeze_host)
         self.budget = Budget(max_parameters=max_parameters, max_growth=max_growth, max_flops=max_flops)
         self.host_flops = 0 if max_flops is None else count_flops(model, example_input)
         """Operations of a forward pass of the host alone, if the budget limits them."""
@@ -116,6 +128,11 @@ class GrowableModel(nn.Module):
         output = self.host(*args, **kwargs)
         if in_process_group():
             watch_output(self, output)
+        if self.freeze_host and self.training and not self.seeds and torch.is_grad_enabled():
+            # Nothing may be trainable until the controller plants a seed; the user's loss.backward() must not fail.
+            for tensor in tensors(output):
+                if tensor.is_floating_point() and not tensor.requires_grad:
+                    tensor.requires_grad_(True)
         return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -201,26 +218,45 @@ class GrowableModel(nn.Module):
         (console or Console()).print(growth_table(self))
 
     @overload
-    def export(self, *, live: LiveSeeds = "drop") -> nn.Module: ...
+    def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module: ...
 
     @overload
     def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any: ...
 
-    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any:
+    def export(
+        self,
+        *,
+        live: LiveSeeds = "drop",
+        merge: bool = False,
+        config: bool = False,
+        optimizer: Optimizer | None = None,
+    ) -> Any:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
         Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
+        With `merge`, seeds that are linear (LoRA, low_rank) are folded into the weights of their layers.
         With `config=True` the result is (network, config), see `simic.build_exported`; with `optimizer` it is (network,
         optimizer), where the new optimizer trains the network with the old one's state; with both (network, config,
         optimizer).
         """
+        if merge and (config or optimizer is not None):
+            raise ValueError("merge=True leaves no layers of seeds that a config or an optimizer could tell about")
         memo: dict[int, Any] = {}
-        plain = export_plain(self, live, memo)
+        plain = export_plain(self, live, memo, merge=merge)
         if live == "drop":
             warn_about_dropped_seeds(self)
         extras = [export_config(self, live)] if config else []
         extras += [] if optimizer is None else [follow_export(optimizer, self, plain, memo)]
         return (plain, *extras) if extras else plain
+
+    def export_peft(self, directory: str | Path, *, live: LiveSeeds = "drop") -> None:
+        """Write the seeds as a LoRA adapter in PEFT's format: `PeftModel.from_pretrained(host, directory)` loads it.
+
+        Raises unless all seeds are LoRA; `live` is that of `export`.
+        """
+        write_peft(self, directory, live)
+        if live == "drop":
+            warn_about_dropped_seeds(self)
 
     # Running.
 

@@ -37,6 +37,7 @@ def settings_of(model: GrowableModel) -> dict[str, Any]:
         "sites": [describe_site(site) for site in model.sites if not site.seat],
         "lifecycle": asdict(model.lifecycle),
         "rng_seed": int(model.rng_seed),
+        "freeze_host": model.freeze_host,
         "blueprints": model.blueprint_choice,
         **asdict(model.budget),
         "example": model.example_description,
@@ -50,6 +51,7 @@ def read_settings(settings: Any, device: torch.device | str) -> dict[str, Any]:
             name: settings[name] for name in ("rng_seed", "blueprints", "max_parameters", "max_growth", "max_flops")
         }
         return rest | {
+            "freeze_host": bool(settings.get("freeze_host", False)),
             "slots": KnownSites(tuple(read_site(site) for site in settings["sites"])),
             "lifecycle": LifecycleConfig(**settings["lifecycle"]),
             "example_input": make_example(settings["example"], device),

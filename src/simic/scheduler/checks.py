@@ -44,13 +44,15 @@ def check_parts(model: Any, optimizer: Any) -> None:
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {_describe(optimizer)}; {remedy}")
 
 
-def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any) -> None:
-    """Raise unless these are a controller, a function without arguments, a number of host epochs and a governor."""
+def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any, actions: Any) -> None:
+    """Raise unless these are a controller, a function, a number of host epochs, a governor and a number of actions."""
     check_controller(controller)
     if evaluate is not None:
         _check_evaluate(evaluate)
     if not isinstance(horizon, Integral) or horizon < 0:
         raise ValueError(f"horizon must be a number of host epochs, 0 if it is not known, got {horizon!r}")
+    if actions is not None and (not isinstance(actions, Integral) or actions < 1):
+        raise ValueError(f"actions_per_decision must be an integer of at least 1, or None, got {actions!r}")
     if not isinstance(governor, (bool, GovernorConfig)):
         raise TypeError(f"governor must be True, False or a GovernorConfig, got {governor!r}")
 

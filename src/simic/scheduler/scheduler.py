@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -13,15 +14,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
-from simic.control.baselines import Controller, Stateful, WaitController, encode_answer
+from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
-from simic.growth.budget import styles_within_budget, table_within_budget
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
+from simic.scheduler.acting import action_limit, take_actions
 from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, decode_decision, encode_decision, seed_parameters, stage_changes
@@ -29,6 +30,7 @@ from simic.scheduler.events import LOGGER, Announcer, Hook
 from simic.scheduler.gradients import GradientMeter
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
+from simic.scheduler.model_facts import model_facts
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
@@ -60,6 +62,10 @@ class GrowthScheduler:
     the last good state of a network that breaks, see `ModelGovernor`. `verbose` prints every stage change, which
     `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize` and `on_prune` are called with a
     `GrowthEvent`. Several models may share an optimizer, each with its own scheduler.
+
+    A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
+    is asked again at the same decision until it waits. A frozen host has nothing to train without seeds, so there the
+    first decision is taken at once.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class GrowthScheduler:
         horizon: int = 0,
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
+        actions_per_decision: int | None = None,
         verbose: bool = False,
         on_germinate: Hook | None = None,
         on_fossilize: Hook | None = None,
@@ -85,7 +92,7 @@ class GrowthScheduler:
         model, optimizer, self.lr_schedulers = unwrap(model, optimizer, lr_schedulers)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
-        check_settings(controller, evaluate, horizon, governor)
+        check_settings(controller, evaluate, horizon, governor, actions_per_decision)
         check_costs(evaluate_every, max_ablations)
         self._metric = CountedMetric(metric, mode)
         hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
@@ -98,6 +105,7 @@ class GrowthScheduler:
         self.decisions: list[Decision] = []
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
+        self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
@@ -109,6 +117,8 @@ class GrowthScheduler:
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
         LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
+        if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
+            self._take_first_decision()
 
     @property
     def evaluate(self) -> Evaluate | None:
@@ -161,10 +171,10 @@ class GrowthScheduler:
             if verdict == Verdict.OK:
                 figures = self._observe(numbers, train)
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
-                row, before = self._decide(None if given else self._metric.goodness(numbers))
+                rows, before = self._decide(None if given else self._metric.goodness(numbers))
             else:
                 figures = {name: numbers.get(name, math.nan) for name in ("val_loss", "val_accuracy")}
-                row, before = np.zeros(len(HEADS), dtype=np.int64), untouched
+                rows, before = [np.zeros(len(HEADS), dtype=np.int64)], untouched
         except Exception:  # a failed step leaves no trace and can be repeated
             self.model.slot_state, self._history = untouched, history
             self._metric.load_state_dict(metric_state)
@@ -173,22 +183,35 @@ class GrowthScheduler:
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        decision = self._finish([row], before, sizes, figures | {"verdict": verdict}, numbers | train)
+        decision = self._finish(rows, before, sizes, figures | {"verdict": verdict}, numbers | train)
         self._ranks.check("after a decision")
         self._announce(decision)
         return decision
 
-    def _decide(self, goodness: float | None) -> tuple[np.ndarray, SlotState]:
-        """Measure, ask the controller and act: the row of its action, and the slot state before it."""
+    def _take_first_decision(self) -> None:
+        """Plant the first seeds of a frozen host, which has nothing to train without them, before anything is measured.
+
+        It is a decision of its own, so there is one more than host epochs.
+        """
+        self.horizon += 1 if self.horizon else 0
+        before = self.model.slot_state.copy()
+        self._announce(self._finish(self._act(), before, {}, {}, {}))
+
+    def _decide(self, goodness: float | None) -> tuple[list[np.ndarray], SlotState]:
+        """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
         self._gradients.report()
         self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
-        names, blueprints = self.model.slot_names, self.model.blueprint_names
-        row = self._ranks.first(
-            "in the controller", lambda: encode_answer(self.controller.act(self.facts()), names, blueprints)
-        )
-        self.model.execute(row)
-        return row, before
+        return self._act(), before
+
+    def _act(self) -> list[np.ndarray]:
+        """Ask the controller for its actions and carry them out; each sees what those before it have changed."""
+
+        def ask(rows: list[np.ndarray]) -> Any:
+            facts = self.facts()
+            return self.controller.act(replace(facts, previous_action=rows[-1][None]) if rows else facts)
+
+        return take_actions(self.model, ask, self._ranks, self._action_limit)
 
     def _observe(self, numbers: dict[str, float], train: dict[str, float]) -> dict[str, float]:
         """Add what controllers see of the metrics to their history; returns loss and accuracy."""
@@ -291,27 +314,15 @@ class GrowthScheduler:
 
     def facts(self) -> Facts:
         """The controller's observation at present."""
-        model = self.model
-        history = {
-            name: np.array([[math.nan] * (HISTORY - len(values)) + values]) for name, values in self._history.items()
-        }
-        return Facts(
-            slots=model.slot_state.copy(),
-            lifecycle=model.lifecycle,
-            slot_names=model.slot_names,
-            blueprint_names=model.blueprint_names,
-            blueprint_parameters=table_within_budget(model),
-            legal_styles=styles_within_budget(model),
-            host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
-            seed_parameters=np.array([[report.parameters for report in model.growth()]]),
+        return model_facts(
+            self.model,
+            self._history,
             decision=np.array([self._next_index]),
             horizon=np.array([self.horizon]),
             previous_action=self._previous_action,
-            random_guess_loss=np.array([math.nan]),
             host_gradient_norm=np.array([self._gradients.host_norm()]),
             metric_scale=self._metric.scale_of(self._history["val_loss"]),
             awaits_contribution=self._meter.awaited(),
-            **history,
         )
 
     def state_dict(self) -> dict[str, Any]:
