@@ -24,7 +24,7 @@ from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState, note_contributions, to_measure
 from simic.lifecycle.stages import Stage
 from simic.scheduler.checks import check_parts, check_settings, refuse_distributed
-from simic.scheduler.gradients import GradientMeter
+from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
@@ -102,6 +102,11 @@ class GrowthScheduler:
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was trained since the last decision, so that `step` would decide nothing."""
+        return self._usage.idle
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
@@ -205,12 +210,12 @@ class GrowthScheduler:
             stacklevel=3,
         )
 
-    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.groups.follow()
-        self._gradients.observe()
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
+        return observe_gradients(self._gradients, args, kwargs)
 
     def _warn_about_missing_arguments(self) -> None:
         if self.evaluate is None and self._grows:
@@ -266,6 +271,7 @@ class GrowthScheduler:
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Stateful) else {},
             "optimizer_steps": self._usage.optimizer_steps,
+            "gradients": self._gradients.state_dict(),
             "governor": self._governor.state_dict() if self._governor else None,
         }
 
@@ -283,6 +289,7 @@ class GrowthScheduler:
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
+        self._gradients.load_state_dict(state.get("gradients"))
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
