@@ -132,7 +132,11 @@ def _captured(module: LightningModule, part: nn.Module, run: Callable[[], Any], 
     def stop(part: nn.Module, args: Any, kwargs: Any) -> None:
         raise _Reached(args, kwargs)
 
+    def ignore(*args: Any, **kwargs: Any) -> None:
+        """Stands for `log`, which would raise: no loop runs yet."""
+
     handle = part.register_forward_pre_hook(stop, with_kwargs=True)
+    vars(module).update(log=ignore, log_dict=ignore)
     try:
         with preserve_state(module), evaluating(module):
             run()
@@ -145,6 +149,7 @@ def _captured(module: LightningModule, part: nn.Module, run: Callable[[], Any], 
         ) from error
     finally:
         handle.remove()
+        del module.log, module.log_dict
     return None
 
 
