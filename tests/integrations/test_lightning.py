@@ -1,6 +1,7 @@
 """GrowthCallback in Lightning's Trainer: what grows, how it is measured, what is logged, and mistakes that are told."""
 
 import csv
+import threading
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from helpers.lightning_runs import (
     val_data,
 )
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -191,6 +192,29 @@ def test_validating_again_disturbs_nothing(max_batches, tmp_path):
     assert len(again) == 12
     assert again[0] == again[1]
     assert {"val_loss", "val_metric", "val_mean"} <= again[0].keys()
+
+
+def test_other_threads_see_the_callbacks_meanwhile(tmp_path):
+    """Rich's progress bar is drawn by one, and fails without its callback."""
+    seen, done = [], threading.Event()
+
+    class Again(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            def watch() -> None:
+                while not done.is_set():
+                    seen.append(trainer.progress_bar_callback)
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            run_validation(trainer)
+            done.set()
+            thread.join()
+            trainer.should_stop = True
+
+    bar = RichProgressBar()
+    fit(tmp_path, LitNet(), Again(), bar, enable_progress_bar=True, max_epochs=1)
+    assert seen
+    assert all(found is bar for found in seen)
 
 
 def test_fewer_batches_measure_both_sides_on_the_same_ones(tmp_path):

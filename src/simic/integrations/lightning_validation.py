@@ -6,8 +6,10 @@ nothing, and metrics, progress, plain attributes of the module and the trainer's
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -64,12 +66,23 @@ def _undisturbed(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         for metric in module.modules():
             if isinstance(metric, Metric):
                 stack.enter_context(_attributes_restored(metric, copy_tensors=True))
-        trainer.callbacks = []  # pyright: ignore[reportAttributeAccessIssue]
+        trainer.callbacks = _Hidden(trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
         trainer.loggers = [DummyLogger()] if trainer.loggers else []
         trainer.validating = True
         connector.reset_metrics()
         connector.epoch_end_reached()
         yield
+
+
+class _Hidden(list):
+    """Callbacks that only other threads see, such as the one that draws the progress bar."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        super().__init__(callbacks)
+        self._thread = get_ident()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(()) if get_ident() == self._thread else super().__iter__()
 
 
 @contextmanager
@@ -82,7 +95,18 @@ def _attributes_restored(owner: Any, *, copy_tensors: bool = False) -> Iterator[
         yield
     finally:
         for name, content in contents.items():
-            attributes[name].clear()
-            attributes[name].extend(content) if isinstance(content, list) else attributes[name].update(content)
-        vars(owner).clear()
+            if not _holds(attributes[name], content):  # else other threads could see it empty for a moment
+                attributes[name].clear()
+                attributes[name].extend(content) if isinstance(content, list) else attributes[name].update(content)
+        for name in vars(owner).keys() - attributes.keys():
+            del vars(owner)[name]
         vars(owner).update(attributes | tensors)
+
+
+def _holds(container: Any, content: Any) -> bool:
+    """Whether a list, set or dict holds these very objects."""
+    if isinstance(content, dict):
+        return list(container) == list(content) and all(container[key] is content[key] for key in content)
+    if isinstance(content, list):
+        return len(container) == len(content) and all(map(operator.is_, container, content))
+    return container == content
