@@ -90,10 +90,8 @@ def val_data() -> DataLoader:
 
 def make_trainer(directory: Path, *callbacks: Callback, **settings: Any) -> Trainer:
     """A trainer on the CPU."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    return Trainer(
-        accelerator="cpu", devices=1, default_root_dir=directory, callbacks=list(callbacks), **quiet | settings
-    )
+    usual = {"devices": 1, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return Trainer(accelerator="cpu", default_root_dir=directory, callbacks=list(callbacks), **usual | settings)
 
 
 def scripted(**settings: Any) -> GrowthCallback:

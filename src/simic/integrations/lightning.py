@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 except ImportError as error:
     raise ImportError(
         "simic.integrations.lightning needs lightning >= 2.6.6: pip install 'simic-rl[lightning]'"
@@ -29,6 +31,7 @@ except ImportError as error:
 
 from simic.control.baselines import Controller
 from simic.control.governor import GovernorConfig
+from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.model import GrowableModel
 from simic.growth.state_dict import GROWTH_KEY
@@ -117,6 +120,12 @@ class GrowthCallback(Callback):
         if trainer.strategy.restore_checkpoint_after_setup:
             name = type(trainer.strategy).__name__
             raise ValueError(f"{name} shards or converts parameters before seeds exist; use one device or DDP")
+        forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
+        if forks and find_growable(pl_module, self.module) is None:
+            raise ValueError(
+                "this strategy trains in processes that it starts itself, and afterwards loads their weights into a "
+                'module without seeds: use strategy="ddp", or let the module build its GrowableModel in __init__'
+            )
         self._attach(pl_module, trainer)
 
     def _attach(self, pl_module: LightningModule, trainer: Trainer | None) -> None:
@@ -143,6 +152,8 @@ class GrowthCallback(Callback):
                 "GrowthCallback decides after every validation, but this trainer runs none: give it validation data "
                 "and a validation_step that logs what monitor names"
             )
+        if isinstance(trainer.model, DistributedDataParallel):
+            link_ddp(self.model, trainer.model)
         state = self._loaded or self._earlier_state()
         optimizer = self._choose_optimizer(trainer.optimizers)
         self._growth = GrowthScheduler(
