@@ -1,7 +1,6 @@
 """What growth costs inside other training libraries: a training step with empty slots over the step without simic.
 
-Run: python benchmarks/integrations.py [lightning|transformers ...]. Interleaved, one thread; each ratio is that of the
-fastest epochs of many runs.
+Run: python benchmarks/integrations.py [lightning ...]. Interleaved, one thread; without a name all are measured.
 """
 
 from __future__ import annotations
@@ -23,13 +22,17 @@ WIDTH, BATCH, IMAGE = 60, 32, 16
 BATCHES, EPOCHS, PAIRS = 20, 3, 8
 
 
-def interleaved_ratio(with_growth: Callable[[], float], without: Callable[[], float]) -> float:
-    """Seconds of the first over those of the second, each the least of many runs in turns."""
-    best = {with_growth: float("inf"), without: float("inf")}
+def interleaved_ratio(with_growth: Callable[[], list[float]], without: Callable[[], list[float]]) -> float:
+    """Seconds of an epoch of the first over those of the second.
+
+    Both return the seconds of every step of an epoch. Of each step the best of many runs in turns counts, so that what
+    is done in some steps only, such as measuring gradients, is included.
+    """
+    best = {run: [float("inf")] * BATCHES for run in (with_growth, without)}
     for pair in range(PAIRS):
         for run in (with_growth, without) if pair % 2 else (without, with_growth):
-            best[run] = min(best[run], run())
-    return best[with_growth] / best[without]
+            best[run] = list(map(min, best[run], run()))
+    return sum(best[with_growth]) / sum(best[without])
 
 
 class Net(nn.Sequential):
@@ -65,30 +68,35 @@ def lightning_ratio() -> float:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
     class Clock(Callback):
-        """The shortest time from the first batch of an epoch, after its decision, to the last."""
+        """The least seconds of every step of an epoch; the first includes the decision."""
 
-        best, start = float("inf"), 0.0
+        def __init__(self) -> None:
+            self.best, self.last = [float("inf")] * BATCHES, 0.0
 
         def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            self.start = time.perf_counter()
+            self.last = time.perf_counter()
 
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            if trainer.is_last_batch:
-                self.best = min(self.best, time.perf_counter() - self.start)
+        def on_train_batch_end(
+            self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            now = time.perf_counter()
+            self.best[batch_idx], self.last = min(self.best[batch_idx], now - self.last), now
 
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     data = image_data()
 
-    def run(callbacks: list[Callback]) -> float:
+    def run(callbacks: list[Callback]) -> list[float]:
         clock = Clock()
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = Trainer(
             accelerator="cpu",
             devices=1,
             max_epochs=EPOCHS,
             limit_val_batches=1,
-            enable_model_summary=False,
             callbacks=[*callbacks, clock],
-            **quiet,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
         )
         trainer.fit(LitNet(), data, data)
         return clock.best
@@ -110,7 +118,6 @@ MEASURES: dict[str, Callable[[], float]] = {"lightning": lightning_ratio}
 def main() -> None:
     """Measure what is named, or all, and print."""
     torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     result = {}
     for name in sys.argv[1:] or MEASURES:
