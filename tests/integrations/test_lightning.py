@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from simic import Action, GrowableModel, HeuristicController, ScriptedController, Stage
+from simic import Action, GrowableModel, HeuristicController, LifecycleConfig, ScriptedController, Stage
 from simic.integrations.lightning import GrowthCallback, count_validations
 from simic.integrations.lightning_validation import run_validation
 from simic.scheduler.parameter_groups import SLOT_KEY
@@ -607,6 +607,18 @@ def test_an_input_that_cannot_be_found_is_said(tmp_path):
 def test_settings_are_checked_at_once(settings, message):
     with pytest.raises(ValueError, match=message):
         GrowthCallback(**settings)
+
+
+def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):
+    module = LitNet()
+    lifecycle = LifecycleConfig(max_seeds=1)
+    callback = scripted(controller="wait", lifecycle=lifecycle, governor=True, rng_seed=7)
+    fit(tmp_path, module, callback, max_epochs=1)
+    assert (module.net.lifecycle, module.net.rng_seed) == (lifecycle, 7)
+    assert callback.growth.state_dict()["governor"] is not None
+    for name in ("blueprint", "evaluate", "lr_schedulers"):
+        with pytest.raises(TypeError, match=f"no setting {name}; those passed on are .*governor, .*lifecycle"):
+            GrowthCallback(**{name: None})
 
 
 def test_what_does_not_exist_yet_says_when_it_will():

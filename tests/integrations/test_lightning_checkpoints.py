@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from simic import Action, GrowableModel, HeuristicController, RandomController, ScriptedController
+from simic import Action, GrowableModel, HeuristicController, LifecycleConfig, RandomController, ScriptedController
 from simic.integrations.lightning import GrowthCallback, load_from_checkpoint
 
 pytestmark = [
@@ -198,8 +198,6 @@ def test_a_module_that_wraps_itself_loads_by_itself(tmp_path):
 
 
 def test_lifecycle_and_topologies_come_back_too(tmp_path):
-    from simic import LifecycleConfig
-
     class Texts(LitNet):
         """Signals of length 6, for which only the user knows whether channels come first."""
 
@@ -208,13 +206,38 @@ def test_lifecycle_and_topologies_come_back_too(tmp_path):
             self.net = nn.Sequential(nn.Unflatten(1, (3, 2)), nn.Identity(), nn.Flatten(), nn.Linear(6, 2))
 
     slots = {"1": "sequence"}
-    callback = GrowthCallback(slots, "wait", lifecycle=LifecycleConfig(seeds_per_slot=2, max_seeds=1), rng_seed=5)
+    lifecycle = LifecycleConfig(seeds_per_slot=2, max_seeds=1)
+    callback = GrowthCallback(slots, "wait", lifecycle=lifecycle, rng_seed=5)
     module = Texts()
     trainer = make_trainer(tmp_path, callback, max_epochs=1)
     trainer.fit(module, train_data(), val_data())
     trainer.save_checkpoint(tmp_path / "file.ckpt")
     loaded = load_from_checkpoint(Texts, tmp_path / "file.ckpt").net
-    assert (loaded.sites, loaded.lifecycle, loaded.rng_seed) == (module.net.sites, callback.lifecycle, 5)
+    assert (loaded.sites, loaded.lifecycle, loaded.rng_seed) == (module.net.sites, lifecycle, 5)
+
+
+def test_an_example_that_no_checkpoint_may_hold_is_asked_for(tmp_path):
+    class Scaled(LitNet):
+        """Its network takes an object beside the tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            inner = make_net()
+            self.net = nn.Module()
+            self.net.add_module("inner", inner)
+            self.net.forward = lambda x, scale=Path("1"): inner(x * float(scale.name))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return cross_entropy(self.net(batch[0], Path("2")), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx))
+
+    trainer = make_trainer(tmp_path, GrowthCallback(["inner.body"], "wait"), max_epochs=1)
+    trainer.fit(Scaled(), train_data(), val_data())
+    trainer.save_checkpoint(tmp_path / "file.ckpt")
+    with pytest.raises(ValueError, match=r"does not hold example_input of the network.*pass callback="):
+        load_from_checkpoint(Scaled, tmp_path / "file.ckpt")
 
 
 def test_without_simic_seeds_are_not_lost_silently(tmp_path):

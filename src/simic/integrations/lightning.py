@@ -11,12 +11,11 @@ end of a validation holds the very network that was validated:
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,17 +29,25 @@ except ImportError as error:
     ) from error
 
 from simic.control.baselines import Controller
-from simic.control.governor import GovernorConfig
 from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.model import GrowableModel
 from simic.growth.state_dict import GROWTH_KEY
 from simic.integrations.lightning_validation import read_metrics, run_validation
-from simic.integrations.lightning_wrapping import choose_part, find_example, find_growable, get_part, wrap_part
-from simic.lifecycle.stages import LIVE, LifecycleConfig, Stage
+from simic.integrations.lightning_wrapping import (
+    check_slots,
+    choose_part,
+    describe_build,
+    find_example,
+    find_growable,
+    rebuild,
+    wrap_part,
+)
+from simic.lifecycle.stages import LIVE, Stage
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 
 VERSION = 1
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Module = TypeVar("Module", bound=LightningModule)
 
 
@@ -48,22 +55,24 @@ class GrowthCallback(Callback):
     """Grows a submodule of the LightningModule: one decision after every validation.
 
     `module` names the submodule; without it, it is the GrowableModel that the LightningModule holds, or else its only
-    submodule with parameters, which is wrapped when a run starts. `slots`, `lifecycle` and `rng_seed` are those of
-    `GrowableModel`. Its example input is `example_input`, or is found by the module's `example_input_array` or by a
-    step on the first batch.
+    submodule with parameters, which is wrapped when a run starts. Its example input is `example_input`, or is found by
+    the module's `example_input_array` or by a step on the first batch.
 
-    `controller`, `governor` and `horizon` (from the trainer's limits by default) are those of `GrowthScheduler`.
     `monitor` is the logged value by which seeds are judged, lower is better unless `mode` is "max". To measure a seed's
     contribution, the validation is run again without it, on at most `max_batches` batches of every dataloader. Where
-    several optimizers train the submodule, `optimizer` is the index of the one that trains seeds too. With `log`, the
-    number of parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/....
+    several optimizers train the submodule, `optimizer` is the index of the one that trains seeds too. `horizon` follows
+    from the trainer's limits by default. With `log`, the number of parameters, seeds by stage, and alpha and
+    contribution of every seed are logged as growth/....
+
+    Other settings are passed on: `slots` and `lifecycle` to `GrowableModel`, `controller` and `governor` to
+    `GrowthScheduler`, `rng_seed` to both, and every further keyword to the one that has it.
 
     After the start, `model` is the GrowableModel and `growth` its GrowthScheduler, with the decisions of this run.
     """
 
     def __init__(
         self,
-        slots: Sequence[str] | Mapping[str, str] | str | None = None,
+        slots: Any = None,
         controller: str | Controller = "heuristic",
         *,
         module: str | None = None,
@@ -72,11 +81,10 @@ class GrowthCallback(Callback):
         mode: Literal["min", "max"] = "min",
         max_batches: int | None = None,
         optimizer: int | None = None,
-        lifecycle: LifecycleConfig | None = None,
-        governor: bool | GovernorConfig = False,
         horizon: int | None = None,
         rng_seed: int = 0,
         log: bool = True,
+        **settings: Any,
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f'mode must be "min" or "max", got {mode!r}')
@@ -84,11 +92,13 @@ class GrowthCallback(Callback):
             raise ValueError(f"max_batches must be at least 1, or None for all, got {max_batches}")
         self.slots, self.controller, self.module, self.example_input = slots, controller, module, example_input
         self.monitor, self.mode, self.max_batches = monitor, mode, max_batches
-        self.optimizer, self.governor, self.horizon = optimizer, governor, horizon
-        self.lifecycle, self.rng_seed, self.log_growth = lifecycle, rng_seed, log
+        self.optimizer, self.horizon, self.log_growth = optimizer, horizon, log
+        self._model_settings, self._scheduler_settings = split_settings(settings)
+        for each in (self._model_settings, self._scheduler_settings):
+            each["rng_seed"] = rng_seed
+        self._name = ""  # of the growing submodule
         self._model: GrowableModel | None = None
         self._growth: GrowthScheduler | None = None
-        self._name = ""  # of the growing submodule
         self._loaded: dict[str, Any] | None = None  # state of the scheduler from a checkpoint
         self._pending: dict[str, float] | None = None  # what the last validation logged, until it is decided on
         self._measured: dict[str, float] | None = None  # the same during a decision, until it is used
@@ -137,10 +147,11 @@ class GrowthCallback(Callback):
                 assert trainer is not None
                 example = find_example(trainer, pl_module, name)
             slots = "auto" if self.slots is None else self.slots
-            model = wrap_part(pl_module, name, slots, example, self.lifecycle, self.rng_seed)
+            model = wrap_part(pl_module, name, slots, example, self._model_settings)
         else:
             name, model = found
-            _check_slots(model, self.slots)
+            if model is not self._model:
+                check_slots(model, self.slots)
         if model is not self._model:
             self._name, self._model = name, model
             self._growth = self._loaded = self._pending = None
@@ -163,8 +174,7 @@ class GrowthCallback(Callback):
             _lr_schedulers(trainer, optimizer),
             evaluate=lambda: self._evaluate(trainer),
             horizon=self.horizon or 0,
-            rng_seed=self.rng_seed,
-            governor=self.governor,
+            **self._scheduler_settings,
         )
         if state is not None:
             self._growth.load_state_dict(state)
@@ -253,7 +263,7 @@ class GrowthCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "build": _describe_build(self._name, self.model, self.slots),
+            "build": describe_build(self._name, self.model, self.slots, self._model_settings),
             "growth": self._loaded or (self._growth.state_dict() if self._growth else None),
             "pending": self._pending,
         }
@@ -273,6 +283,21 @@ class GrowthCallback(Callback):
                 f"the checkpoint holds seeds in slots {', '.join(self.model.grown_slots)}, but no state of "
                 f"{self.state_key}{f', only of {others[0]}' if others else ''}: use the same module=... as then"
             )
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of GrowableModel, and keywords of GrowthScheduler; one that neither has raises."""
+    known = [
+        {name for name, parameter in inspect.signature(owner).parameters.items() if parameter.kind is _KEYWORD}
+        for owner in (GrowableModel, GrowthScheduler)
+    ]
+    known[0].discard("example_input")
+    known[1] -= {"evaluate", "metric", "mode", "horizon"}
+    if unknown := settings.keys() - known[0] - known[1]:
+        names = ", ".join(sorted(known[0] | known[1]))
+        raise TypeError(f"GrowthCallback has no setting {', '.join(sorted(unknown))}; those passed on are {names}")
+    model, scheduler = ({name: value for name, value in settings.items() if name in names} for names in known)
+    return model, scheduler
 
 
 def growth_metrics(model: GrowableModel) -> dict[str, float]:
@@ -314,7 +339,7 @@ def load_from_checkpoint(
     """
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        _rebuild(self, checkpoint, callback)
+        _wrap_as_saved(self, checkpoint, callback)
         module_class.on_load_checkpoint(self, checkpoint)
 
     # Lightning builds the object and loads its weights in one call; this hook is the only place in between.
@@ -324,7 +349,7 @@ def load_from_checkpoint(
     return module
 
 
-def _rebuild(module: LightningModule, checkpoint: dict[str, Any], callback: GrowthCallback | None) -> None:
+def _wrap_as_saved(module: LightningModule, checkpoint: dict[str, Any], callback: GrowthCallback | None) -> None:
     """Wrap the submodules that were wrapped when the checkpoint was written."""
     if callback is not None:
         if callback.example_input is None and find_growable(module, callback.module) is None:
@@ -332,51 +357,13 @@ def _rebuild(module: LightningModule, checkpoint: dict[str, Any], callback: Grow
         callback._attach(module, None)
         return
     states = [state for key, state in checkpoint.get("callbacks", {}).items() if key.startswith("GrowthCallback")]
-    for build in [state["build"] for state in states]:
-        if isinstance(get_part(module, build["module"]), GrowableModel):
-            continue  # the module wraps it itself
-        if build["example_input"] is None:
-            raise ValueError(
-                "the example input is not in the checkpoint, because it is made of other things than tensors: pass "
-                "callback=GrowthCallback(..., example_input=...)"
-            )
-        lifecycle = LifecycleConfig(**build["lifecycle"])
-        wrap_part(module, build["module"], build["slots"], build["example_input"], lifecycle, build["rng_seed"])
+    for state in states:
+        rebuild(module, state["build"])
     grown = [name for name in checkpoint["state_dict"] if name.rpartition(".")[2] == GROWTH_KEY]
     if grown and not states and find_growable(module, None) is None:
         raise ValueError(
             f"the checkpoint holds {grown[0]}, but not how the network was wrapped, as is the case if it was saved "
             "with weights only: pass callback=GrowthCallback(slots=..., example_input=...) as in the training"
-        )
-
-
-def _describe_build(name: str, model: GrowableModel, slots: Any) -> dict[str, Any]:
-    """How to wrap a fresh network in the same way, of types that a checkpoint may hold."""
-    example = model.example_input
-    return {
-        "module": name,
-        "slots": dict(slots) if isinstance(slots, Mapping) else [s.submodule for s in model.sites if not s.seat],
-        "lifecycle": dataclasses.asdict(model.lifecycle),
-        "rng_seed": model.rng_seed,
-        "example_input": example if _is_plain(example) else None,
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) is dict:
-        return all(map(_is_plain, value.values()))
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (torch.Tensor, bool, int, float, str)
-
-
-def _check_slots(model: GrowableModel, slots: Any) -> None:
-    """Raise if a network that was wrapped before has other slots than those asked for."""
-    present = {site.submodule for site in model.sites}
-    if slots is not None and not isinstance(slots, str) and set(slots) != present:
-        raise ValueError(
-            f"the network is a GrowableModel already, with the slots {', '.join(sorted(present))}; leave slots out, or "
-            f"name these, got {', '.join(map(str, slots))}"
         )
 
 

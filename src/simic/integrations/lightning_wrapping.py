@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
 
 from simic.growth.example import ExampleInput, call, map_tensors, tensors
 from simic.growth.isolation import evaluating, preserve_state
@@ -66,23 +67,60 @@ def get_part(module: LightningModule, name: str) -> nn.Module:
 
 
 def wrap_part(
-    module: LightningModule,
-    name: str,
-    slots: Sequence[str] | Mapping[str, str] | str,
-    example: ExampleInput,
-    lifecycle: LifecycleConfig | None,
-    rng_seed: int,
+    module: LightningModule, name: str, slots: Any, example: ExampleInput, settings: Mapping[str, Any]
 ) -> GrowableModel:
     """Put a GrowableModel around the submodule `name`, wherever in the module that is used."""
     part = get_part(module, name)
     example = map_tensors(example, lambda _, tensor: tensor.to(_device(part)))
-    places = [
-        (parent, child) for parent in module.modules() for child, found in parent._modules.items() if found is part
-    ]
-    wrapped = GrowableModel(part, slots, example_input=example, lifecycle=lifecycle, rng_seed=rng_seed)
+    places = [(parent, child) for parent in module.modules() for child, at in parent._modules.items() if at is part]
+    wrapped = GrowableModel(part, slots, example_input=example, **settings)
     for parent, child in places:
         setattr(parent, child, wrapped)
     return wrapped
+
+
+def describe_build(name: str, model: GrowableModel, slots: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How to wrap a fresh network in the same way, of types that a checkpoint may hold; None for what is not."""
+    found = {
+        "example_input": model.example_input,
+        "slots": dict(slots) if isinstance(slots, Mapping) else [s.submodule for s in model.sites if not s.seat],
+        "settings": {name: value for name, value in settings.items() if name != "lifecycle"},
+        "lifecycle": dataclasses.asdict(model.lifecycle),
+    }
+    return {"module": name} | {name: value if _is_plain(value) else None for name, value in found.items()}
+
+
+def rebuild(module: LightningModule, build: Mapping[str, Any]) -> None:
+    """Wrap a submodule as `describe_build` says, unless the module wraps it itself."""
+    if isinstance(get_part(module, build["module"]), GrowableModel):
+        return
+    if missing := [name for name, value in build.items() if value is None]:
+        raise ValueError(
+            f"the checkpoint does not hold {' and '.join(missing)} of the network that was wrapped, because of their "
+            "type: pass callback=GrowthCallback(..., example_input=...) as in the training"
+        )
+    settings = build["settings"] | {"lifecycle": LifecycleConfig(**build["lifecycle"])}
+    wrap_part(module, build["module"], build["slots"], build["example_input"], settings)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (Tensor, bool, int, float, str)
+
+
+def check_slots(model: GrowableModel, slots: Any) -> None:
+    """Raise if a network that was wrapped before has other slots than those that are named."""
+    present = {site.submodule for site in model.sites}
+    names = set(slots) if isinstance(slots, (list, tuple, set, Mapping)) else present
+    known = {name for name, _ in model.host.named_modules()}
+    if names <= known and names != present:
+        raise ValueError(
+            f"the network is a GrowableModel already, with the slots {', '.join(sorted(present))}; leave slots out, or "
+            f"name these, got {', '.join(map(str, slots))}"
+        )
 
 
 def find_example(trainer: Trainer, module: LightningModule, name: str) -> ExampleInput:
