@@ -36,6 +36,9 @@ def make_net() -> nn.Sequential:
 class LitNet(LightningModule):
     """A classifier like those in Lightning's documentation, without a word of simic."""
 
+    net: Any
+    other: Any
+
     def __init__(self, lr: float = 0.05) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -45,7 +48,7 @@ class LitNet(LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         return cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -2,7 +2,7 @@
 
 import csv
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 
-def fit(directory, module: LightningModule, *callbacks: Callback, max_epochs: int = 4, **settings: Any):
+def fit(directory, module: Any, *callbacks: Callback, max_epochs: int = 4, **settings: Any):
     """The trainer after it has trained; no checkpoints are written."""
     trainer = make_trainer(directory, *callbacks, max_epochs=max_epochs, enable_checkpointing=False, **settings)
     trainer.fit(module, train_data(), val_data())
@@ -57,7 +57,7 @@ def test_the_only_submodule_with_parameters_is_wrapped_and_grows(tmp_path):
     assert module.net.slot_names == ("stem", "body")
     assert module.net.grown_slots == ["stem", "body"]
     assert [decision.action.op for decision in callback.growth.decisions] == ["germinate", "wait", "germinate"]
-    assert module.net.example_input.shape == (2, 6)  # of a batch of 20
+    assert cast(Tensor, module.net.example_input).shape == (2, 6)  # of a batch of 20
     assert "net.stem.0.weight" in module.state_dict()
 
 
@@ -121,7 +121,7 @@ def test_contributions_are_those_of_lightnings_validation(tmp_path):
     expected = []
 
     class Direct(Callback):  # runs before the GrowthCallback does
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             net = pl_module.net
             if batch_idx == 0 and net.grown_slots == ["body"]:
                 with_seed = mean_loss(net)
@@ -133,7 +133,7 @@ def test_contributions_are_those_of_lightnings_validation(tmp_path):
     measured = []
 
     class Read(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             if batch_idx == 0 and trainer.current_epoch > 1:
                 measured.append(pl_module.net.slot_state.contribution[0, 1])
 
@@ -175,7 +175,7 @@ def test_validating_again_disturbs_nothing(max_batches, tmp_path):
     again = []
 
     class Again(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             again.extend([run_validation(trainer, max_batches), run_validation(trainer, max_batches)])
 
     results = []
@@ -199,7 +199,7 @@ def test_other_threads_see_the_callbacks_meanwhile(tmp_path):
     seen, done = [], threading.Event()
 
     class Again(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             def watch() -> None:
                 while not done.is_set():
                     seen.append(trainer.progress_bar_callback)
@@ -223,7 +223,7 @@ def test_fewer_batches_measure_both_sides_on_the_same_ones(tmp_path):
     seen = []
 
     class Direct(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             if batch_idx == 0 and trainer.current_epoch == 1:
                 net = pl_module.net.eval()
                 with torch.no_grad():
@@ -248,7 +248,7 @@ def test_gradients_of_the_present_step_are_observed(tmp_path):
     norms = []
 
     class Norms(Callback):
-        def on_before_zero_grad(self, trainer, pl_module, optimizer) -> None:
+        def on_before_zero_grad(self, trainer, pl_module: Any, optimizer) -> None:
             seed = pl_module.net.seed("body")
             gradients = [p.grad.flatten() for p in seed.parameters() if p.grad is not None] if seed else []
             if gradients:
@@ -257,7 +257,7 @@ def test_gradients_of_the_present_step_are_observed(tmp_path):
     observed = []
 
     class Read(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        def on_train_batch_start(self, trainer, pl_module: Any, batch, batch_idx) -> None:
             if batch_idx == 0 and trainer.current_epoch == 2:
                 observed.append(pl_module.net.slot_state.gradient_norm[0, 1])
 
@@ -367,7 +367,7 @@ class TwoOptimizers(LitNet):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        first, second = self.optimizers()
+        first, second = cast(list[Any], self.optimizers())
         loss = cross_entropy(self.net(batch[0]), batch[1])
         first.zero_grad()
         second.zero_grad()
@@ -375,7 +375,7 @@ class TwoOptimizers(LitNet):
         first.step()
         second.step()
         if self.trainer.is_last_batch:
-            for scheduler in self.lr_schedulers():
+            for scheduler in cast(list[Any], self.lr_schedulers()):
                 scheduler.step()
 
     def configure_optimizers(self) -> Any:
@@ -409,7 +409,7 @@ def test_two_networks_grow_beside_each_other(tmp_path):
             self.other = make_net()
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            for net, optimizer in zip((self.net, self.other), self.optimizers(), strict=True):
+            for net, optimizer in zip((self.net, self.other), cast(list[Any], self.optimizers()), strict=True):
                 optimizer.zero_grad()
                 self.manual_backward(cross_entropy(net(batch[0]), batch[1]))
                 optimizer.step()
@@ -446,7 +446,7 @@ def test_the_horizon_is_the_number_of_validations(settings, expected, tmp_path):
     found = []
 
     class Stop(Callback):
-        def on_train_batch_end(self, trainer, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
             found.append((count_validations(trainer), callback.growth.horizon))
             trainer.should_stop = True
 
@@ -460,6 +460,8 @@ def test_the_horizon_is_the_number_of_validations(settings, expected, tmp_path):
 
 class Keywords(LightningModule):
     """A network that is called with keywords, by a step that is not its forward."""
+
+    net: Any
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -485,7 +487,8 @@ class Keywords(LightningModule):
 
 
 def test_keyword_arguments_and_batches_that_are_dicts(tmp_path):
-    data = DataLoader([{"x": x, "mask": torch.ones(6), "y": y} for x, y in zip(X, Y, strict=True)], batch_size=12)
+    samples: Any = [{"x": x, "mask": torch.ones(6), "y": y} for x, y in zip(X, Y, strict=True)]
+    data = DataLoader(samples, batch_size=12)
     module = Keywords()
     callback = GrowthCallback(["body"], ScriptedController([Action("germinate", "body", "mlp")]))
     trainer = make_trainer(tmp_path, callback, max_epochs=2, enable_checkpointing=False)
@@ -498,7 +501,9 @@ def test_keyword_arguments_and_batches_that_are_dicts(tmp_path):
 
 def test_the_example_input_array_comes_before_the_data(tmp_path):
     class Shown(LitNet):
-        example_input_array = X[:5]
+        def __init__(self) -> None:
+            super().__init__()
+            self.example_input_array = X[:5]
 
     module = Shown()
     fit(tmp_path, module, scripted(), max_epochs=1)
@@ -617,8 +622,9 @@ def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):
     assert (module.net.lifecycle, module.net.rng_seed) == (lifecycle, 7)
     assert callback.growth.state_dict()["governor"] is not None
     for name in ("blueprint", "evaluate", "lr_schedulers"):
+        given: dict[str, Any] = {name: None}
         with pytest.raises(TypeError, match=f"no setting {name}; those passed on are .*governor, .*lifecycle"):
-            GrowthCallback(**{name: None})
+            GrowthCallback(**given)
 
 
 def test_what_does_not_exist_yet_says_when_it_will():

@@ -1,7 +1,7 @@
 """Lightning's checkpoints of networks that grow: resuming is exact, and older structures come back."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ class ByHand(LitNet):
         self.last = nn.Linear(2, 2)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        first, second = self.optimizers()
+        first, second = cast(list[Any], self.optimizers())
         first.zero_grad()
         second.zero_grad()
         self.manual_backward(cross_entropy(self.last(self.net(batch[0])), batch[1]))
@@ -65,7 +65,7 @@ class OwnWrapper(LitNet):
         self.net = GrowableModel(make_net(), ["stem", "body"], example_input=X[:2])
 
 
-RUNS: dict[str, tuple[type[LightningModule], Any, dict[str, Any]]] = {
+RUNS: dict[str, tuple[type[LitNet], Any, dict[str, Any]]] = {
     "scripted": (LitNet, scripted, {}),
     "saved after training epochs": (LitNet, scripted, {"checkpoint": {"save_on_train_epoch_end": True}}),
     "heuristic": (LitNet, lambda: GrowthCallback(["stem", "body"], HeuristicController()), {"max_epochs": 9}),
@@ -82,8 +82,8 @@ RUNS: dict[str, tuple[type[LightningModule], Any, dict[str, Any]]] = {
 
 def run(directory: Path, name: str, ckpt_path: Path | None = None, **more: Any):
     """Train one of RUNS, from a checkpoint or from the start, with checkpoints in the directory."""
-    make_module, make_callback, settings = RUNS[name]
-    settings = {"max_epochs": EPOCHS} | settings | more
+    make_module, make_callback, given = RUNS[name]
+    settings: dict[str, Any] = {"max_epochs": EPOCHS} | given | more
     checkpoint = keep_all(directory, **settings.pop("checkpoint", {}))
     callback, module = make_callback(), make_module()
     trainer = make_trainer(directory, callback, checkpoint, **settings)
@@ -137,7 +137,7 @@ def test_best_may_have_an_older_structure(fresh, tmp_path):
     trainer.test(tested, val_data(), ckpt_path="best", verbose=False)
     assert tested.net.grown_slots == []
     (metrics,) = trainer.validate(tested, val_data(), ckpt_path="best", verbose=False)
-    assert metrics["val_loss"] == checkpoint.best_model_score.item()
+    assert metrics["val_loss"] == cast(torch.Tensor, checkpoint.best_model_score).item()
     # From the best on, the run goes as it went.
     again = make_trainer(tmp_path / "again", scripted(), max_epochs=EPOCHS)
     again.fit(tested, train_data(), val_data(), ckpt_path=checkpoint.best_model_path)
@@ -158,9 +158,9 @@ def test_going_back_to_an_older_structure_in_the_same_trainer(tmp_path):
     assert module.net.grown_slots == ["body"]
 
 
-def grown_file(directory: Path, **settings: Any) -> tuple[LightningModule, Path]:
+def grown_file(directory: Path, **settings: Any) -> tuple[LitNet, Path]:
     """A trained module and its last checkpoint, written within a blend."""
-    checkpoint = ModelCheckpoint(directory, **{"save_last": True} | settings)
+    checkpoint = ModelCheckpoint(directory, save_last=True, **settings)
     module = LitNet(lr=0.04)
     trainer = make_trainer(directory, scripted(), checkpoint, max_epochs=4)
     trainer.fit(module, train_data(), val_data())

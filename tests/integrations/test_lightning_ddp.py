@@ -22,7 +22,7 @@ def train(directory: Path, name: str, strategy: str, module: Any, callback: Any,
     from lightning.pytorch import Callback
 
     class End(Callback):
-        def on_train_end(self, trainer, pl_module) -> None:
+        def on_train_end(self, trainer, pl_module: Any) -> None:
             end = {
                 "digest": digest(pl_module, trainer),
                 "grown": callback.model.grown_slots,
