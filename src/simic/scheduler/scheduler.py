@@ -27,7 +27,7 @@ from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, r
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, decode_decision, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
-from simic.scheduler.gradients import GradientMeter
+from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
 from simic.scheduler.model_facts import model_facts
@@ -128,6 +128,11 @@ class GrowthScheduler:
     @evaluate.setter
     def evaluate(self, evaluate: Evaluate | None) -> None:
         self._meter.evaluate = evaluate
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was trained since the last decision, so that `step` would decide nothing."""
+        return self._usage.idle
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
@@ -278,12 +283,12 @@ class GrowthScheduler:
         # A loss that was never finite may as well be a fault of the evaluation.
         return verdict if self._governor.has_reference else Verdict.OK
 
-    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.groups.follow()
-        self._gradients.observe()
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
+        return observe_gradients(self._gradients, args, kwargs)
 
     def history(self) -> GrowthHistory:
         """One row per host epoch, over resumes: print it, or pass it to `pandas.DataFrame`; see `GrowthHistory`."""
@@ -339,6 +344,7 @@ class GrowthScheduler:
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Stateful) else {},
             "optimizer_steps": self._usage.optimizer_steps,
+            "gradients": self._gradients.state_dict(),
             "governor": self._governor.state_dict() if self._governor else None,
         }
 
@@ -356,6 +362,7 @@ class GrowthScheduler:
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
+        self._gradients.load_state_dict(state.get("gradients"))
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
