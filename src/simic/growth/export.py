@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from simic.growth.blend import OPERATORS
 from simic.growth.example import call, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
+from simic.growth.host_hooks import release_host
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
 from simic.growth.notices import warn_user
 from simic.growth.report import blended_live_seeds, describe_seeds
@@ -46,6 +47,8 @@ def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
     twin = copy.deepcopy(model)
     seeds = [(site, twin.seed(site.name)) for site in twin.sites]
     twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
+    if twin.in_place:
+        release_host(twin)
     plain, grafted = twin.host.eval(), dict[str, list[tuple[Site, Seed]]]()
     for index, (site, seed) in enumerate(seeds):
         fossil = model.slot_state.stage[0, index] == Stage.FOSSILIZED

@@ -249,7 +249,7 @@ class GrowthScheduler:
             slot_names=model.slot_names,
             blueprint_names=model.blueprint_names,
             blueprint_parameters=model.blueprint_table(),
-            host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
+            host_parameters=np.array([sum(p.numel() for p in model.host_parameters())]),
             seed_parameters=np.array([[report.parameters for report in model.growth()]]),
             decision=np.array([self._next_index]),
             horizon=np.array([self.horizon]),
