@@ -10,6 +10,7 @@ from simic import Action, ScriptedController
 from simic.integrations.transformers import TrainerGrowth, attach
 
 FIRST, SECOND = "transformer.h.0", "transformer.h.1"
+IDS = torch.arange(16).view(2, 8) % 13
 PLAN = {
     0: Action("germinate", FIRST, "low_rank", tempo=3),
     1: Action("germinate", SECOND, "widen", tempo=3),
@@ -35,7 +36,7 @@ def make_data(count: int, rng_seed: int) -> list[dict[str, Any]]:
     return [{"input_ids": row, "labels": row, "note": index} for index, row in enumerate(tokens)]
 
 
-def make_trainer(folder: Path, *, model: Any = None, trainer: dict[str, Any] | None = None, **args: Any) -> Trainer:
+def make_trainer(folder: Path, *, model: Any = None, trainer: dict[str, Any] | None = None, **args: Any) -> Any:
     """A Trainer of 32 samples, two steps of 16 per epoch, evaluated and saved every epoch."""
     given = {
         "num_train_epochs": 8,
@@ -54,6 +55,17 @@ def make_trainer(folder: Path, *, model: Any = None, trainer: dict[str, Any] | N
     return Trainer(args=settings, **(parts | (trainer or {})))
 
 
-def grow(trainer: Trainer, **settings: Any) -> TrainerGrowth:
+def grow(trainer: Any, **settings: Any) -> TrainerGrowth:
     """Attach growth by the plan."""
     return attach(trainer, **({"slots": [FIRST, SECOND], "controller": ScriptedController(PLAN)} | settings))
+
+
+def logits(model: Any) -> torch.Tensor:
+    """What a model computes, in evaluation mode."""
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def logged(trainer: Any, name: str) -> list[Any]:
+    """The values that a Trainer has logged under a name."""
+    return [log[name] for log in trainer.state.log_history if name in log]

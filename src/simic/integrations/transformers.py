@@ -111,7 +111,11 @@ class TrainerGrowth:
         config class builds: keep it with `torch.save(model, path)`; its `save_pretrained` refuses to lose what grew.
         """
         with _plain_forward(self._trainer.model):
-            return self.model.export(live=live)
+            plain: Any = self.model.export(live=live)
+        if plain.is_gradient_checkpointing:
+            plain.gradient_checkpointing_disable()
+            plain.disable_input_require_grads()  # by a hook that cannot be saved
+        return plain
 
     def load(self, folder: str | Path) -> None:
         """Load weights that `trainer.save_model` or a checkpoint has written, with their seeds; training may go on."""

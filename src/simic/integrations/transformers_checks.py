@@ -8,6 +8,7 @@ from torch.utils.data import Subset
 from transformers import PreTrainedModel, Trainer
 
 from simic.growth.isolation import preserved_rng
+from simic.growth.notices import warn_user
 
 
 def check_trainer(trainer: Any) -> None:
@@ -25,6 +26,12 @@ def check_trainer(trainer: Any) -> None:
         )
     if args.eval_strategy == "no":
         raise ValueError('growth takes a decision after every evaluation: set eval_strategy="epoch" or "steps"')
+    if args.eval_strategy == "epoch" and args.save_strategy == "steps":
+        warn_user(
+            "checkpoints are written by steps, evaluations made by epochs: one that is written at the end of an epoch "
+            "comes before the epoch's evaluation, which Trainer skips when it resumes, and with it a decision; use the "
+            "same strategy for both"
+        )
     if trainer.eval_dataset is None:
         raise ValueError("growth is judged on validation data: give Trainer an eval_dataset")
 
