@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 ExampleInput = Tensor | tuple | Mapping[str, Any]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def call(model: nn.Module, example_input: ExampleInput) -> Any:
@@ -110,6 +111,14 @@ def map_tensors(example: Any, change: Callable[[str, Tensor], Tensor], name: str
     if isinstance(example, (tuple, list)):
         return type(example)(map_tensors(value, change, name) for value in example)
     return example
+
+
+def moved_with(model: nn.Module, example: ExampleInput) -> Any:
+    """The example on the device of a model that may have been moved or cast since, its floats in the model's dtype."""
+    like = next((p for p in model.parameters() if p.dtype in _FLOATS), None)
+    if like is None:
+        return example
+    return map_tensors(example, lambda _, t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype))
 
 
 def is_data(name: str, tensor: Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from simic.growth.blend import OPERATORS
-from simic.growth.example import call, tensors
+from simic.growth.example import call, moved_with, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
 from simic.growth.host_hooks import release_host
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
@@ -222,16 +222,23 @@ def _verify(model: GrowableModel, plain: nn.Module, dropped: Iterable[str]) -> N
             stack.enter_context(context)
         for slot in dropped:
             stack.enter_context(model.switched_off(slot))
-        expected = list(tensors(call(model, model.example_input)))
+        example = moved_with(model.host, model.example_input)
+        expected = list(tensors(call(model, example)))
         try:
-            got = list(tensors(call(plain, model.example_input)))
+            got = list(tensors(call(plain, example)))
         except Exception:
             got = []
     same = len(expected) == len(got) and all(
-        torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in zip(expected, got, strict=True)
+        torch.allclose(a, b, rtol=_tolerance(a, 1e-4), atol=_tolerance(a, 1e-5), equal_nan=True)
+        for a, b in zip(expected, got, strict=True)
     )
     if not same:
         raise RuntimeError(
             "the exported model does not compute what the grown one does; a slot's submodule may run its children in "
             "its own way: choose another slot or a submodule around it"
         )
+
+
+def _tolerance(value: torch.Tensor, least: float) -> float:
+    """A tolerance that half precision can keep."""
+    return max(least, 8 * torch.finfo(value.dtype).eps) if value.is_floating_point() else least

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import blueprints_for, parameter_table
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
+from simic.growth.data_parallel import in_process_group, watch_output
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
@@ -95,7 +96,10 @@ class GrowableModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             check_copy(self, runs=True)
-        return self.host(*args, **kwargs)
+        output = self.host(*args, **kwargs)
+        if in_process_group():
+            watch_output(self, output)
+        return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         check_copy(self)  # code that averages a copy's weights reads its buffers too

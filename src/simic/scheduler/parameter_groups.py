@@ -104,8 +104,12 @@ class ParameterGroups:
     def rebuild(self, slots: Sequence[str], numbers: Sequence[int]) -> None:
         """Replace the seeds' groups by new ones in this order, to load a saved optimizer into.
 
-        A slot that occurs once gets one group, as in older checkpoints; the next `sync` splits it.
+        A slot that occurs once gets one group, as in older checkpoints; the next `sync` splits it. Groups that are in
+        this order already stay, with their optimizer state: it may have been loaded before.
         """
+        self.sync()
+        if (self.seed_order(), self.seed_numbers()) == (list(slots), list(numbers)):
+            return
         planned = {slot: list(self._wanted(slot).items()) for slot in slots}
         for slot, parts in planned.items():
             if slots.count(slot) == 1 and len(parts) > 1:

@@ -6,11 +6,12 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -23,13 +24,15 @@ from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState, note_contributions, to_measure
 from simic.lifecycle.stages import Stage
-from simic.scheduler.checks import check_parts, check_settings, refuse_distributed
+from simic.scheduler.checks import check_settings, refuse_sharded
 from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
+from simic.scheduler.ranks import Ranks
+from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
-from simic.scheduler.validation import complete_metrics, contribution_metric, read_metrics, read_number
+from simic.scheduler.validation import complete_metrics, contribution_metric, read_metrics, read_train_loss
 
 VERSION = 2
 Evaluate = Callable[[], Mapping[str, float]]
@@ -62,6 +65,8 @@ class Decision:
 class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
 
+    `model` may also be what torch.compile or DistributedDataParallel made of a GrowableModel. Several processes then
+    each build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides (see `Ranks`).
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing);
     the modules it calls are in evaluation mode meanwhile. With it, contributions are measured by switching seeds off;
     without it no seed can be fossilized. `horizon` is the planned number of host epochs, if known; some controllers
@@ -71,7 +76,7 @@ class GrowthScheduler:
 
     def __init__(
         self,
-        model: GrowableModel,
+        model: GrowableModel | nn.Module,
         optimizer: Optimizer,
         controller: str | Controller = "heuristic",
         lr_schedulers: LRScheduler | Sequence[LRScheduler] = (),
@@ -81,13 +86,11 @@ class GrowthScheduler:
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
     ) -> None:
-        check_parts(model, optimizer)
-        refuse_distributed(model)
+        model, optimizer, self.lr_schedulers = unwrap(model, optimizer, lr_schedulers)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
         check_settings(controller, evaluate, horizon, governor)
         self.model, self.optimizer, self.controller = model, optimizer, controller
-        self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
         self.evaluate, self.horizon = evaluate, horizon
         self._grows = not isinstance(controller, WaitController)
         self._has_unknown_lr_scheduler = _has_lr_scheduler(optimizer) and not self.lr_schedulers
@@ -99,6 +102,7 @@ class GrowthScheduler:
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
+        self._ranks = Ranks(model)
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
@@ -119,14 +123,15 @@ class GrowthScheduler:
 
         If nothing was trained since the last call, nothing is decided and no time passes.
         """
-        refuse_distributed(self.model)
+        refuse_sharded(self.model)
         self._check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
         self._usage.check(self._next_index, self.horizon)
+        self._ranks.check("before a decision", decision=self._next_index, trained=not self._usage.idle)
         if self._usage.idle:
             metrics = complete_metrics(self._validate(val_loss, val_accuracy))
             return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **metrics)
-        train_loss = math.nan if train_loss is None else read_number("train_loss", train_loss)
+        train_loss = self._ranks.mean("in the train_loss given", partial(read_train_loss, train_loss))["train_loss"]
         untouched, history = self.model.slot_state.copy(), self._history
         governor_history = self._governor.history() if self._governor else {}
         try:
@@ -149,6 +154,7 @@ class GrowthScheduler:
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
         decision = self._finish(row, before, metrics, verdict)
+        self._ranks.check("after a decision")
         if verdict != Verdict.OK:
             self._report_rollback(decision)
         return decision
@@ -160,7 +166,10 @@ class GrowthScheduler:
         observed = metrics | {"parameters": float(sum(parameter.numel() for parameter in self.model.parameters()))}
         self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         before = self.model.slot_state.copy()
-        row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
+        names, blueprints = self.model.slot_names, self.model.blueprint_names
+        row = self._ranks.first(
+            "in the controller", lambda: encode_answer(self.controller.act(self.facts()), names, blueprints)
+        )
         self.model.execute(row)
         return row, before
 
@@ -326,16 +335,18 @@ class GrowthScheduler:
     def _validate(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
         """The validation metrics given or, without any, those of `evaluate`; they may not be finite."""
         if val_loss is not None or val_accuracy is not None:
-            return read_metrics({"val_loss": val_loss, "val_accuracy": val_accuracy})
+            given = {"val_loss": val_loss, "val_accuracy": val_accuracy}
+            return self._ranks.mean("in the metrics given", partial(read_metrics, given))
         if self.evaluate is None:
             raise ValueError("step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=...")
         with preserve_state(self.model), evaluating(self.model):
             return self._run_evaluate()
 
     def _run_evaluate(self) -> dict[str, float]:
-        assert self.evaluate is not None
+        evaluate = self.evaluate
+        assert evaluate is not None
         with evaluating_others(self.model):
-            return read_metrics(self.evaluate())
+            return self._ranks.mean("in evaluate", lambda: read_metrics(evaluate()))
 
     def _measure_contributions(self, metric: float | None) -> None:
         """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.

@@ -32,6 +32,11 @@ def read_number(name: str, value: Any) -> float:
     raise TypeError(f"{name} must be one number, got {value!r}; give float(...) of it")
 
 
+def read_train_loss(train_loss: Any) -> dict[str, float]:
+    """The training loss that is given; NaN without one."""
+    return {"train_loss": math.nan if train_loss is None else read_number("train_loss", train_loss)}
+
+
 def complete_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Loss and accuracy; a missing loss is replaced by minus the accuracy, a missing accuracy is NaN."""
     for name, value in metrics.items():
