@@ -637,14 +637,14 @@ def test_gradients_computed_in_a_closure_are_observed(by_keyword):
     train_epoch(scheduler)
     scheduler.step()
 
-    def closure():
+    def closure() -> float:
         scheduler.optimizer.zero_grad()
         loss = cross_entropy(model(IMAGES), LABELS)
         loss.backward()
-        return loss
+        return float(loss)
 
     scheduler.optimizer.step(closure=closure) if by_keyword else scheduler.optimizer.step(closure)
-    gradients = [parameter.grad.flatten() for parameter in seed_of(model, "body").parameters()]
+    gradients = [p.grad.flatten() for p in seed_of(model, "body").parameters() if p.grad is not None]
     scheduler.step()
     assert model.slot_state.gradient_norm[0, 1] == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-5)
 

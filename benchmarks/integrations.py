@@ -1,0 +1,123 @@
+"""What growth costs inside other training libraries: a training step with empty slots over the step without simic.
+
+Run: python benchmarks/integrations.py [lightning|transformers ...]. Interleaved, one thread; each ratio is that of the
+fastest epochs of many runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH, BATCH, IMAGE = 60, 32, 16
+BATCHES, EPOCHS, PAIRS = 20, 3, 8
+
+
+def interleaved_ratio(with_growth: Callable[[], float], without: Callable[[], float]) -> float:
+    """Seconds of the first over those of the second, each the least of many runs in turns."""
+    best = {with_growth: float("inf"), without: float("inf")}
+    for pair in range(PAIRS):
+        for run in (with_growth, without) if pair % 2 else (without, with_growth):
+            best[run] = min(best[run], run())
+    return best[with_growth] / best[without]
+
+
+class Net(nn.Sequential):
+    """Three convolutional blocks and a head, about 100,000 parameters."""
+
+    def __init__(self) -> None:
+        sizes = [(3, WIDTH, 1), (WIDTH, WIDTH, 2), (WIDTH, 2 * WIDTH, 2)]
+        blocks = [
+            nn.Sequential(nn.Conv2d(channels, width, 3, stride, 1), nn.GroupNorm(3, width), nn.ReLU())
+            for channels, width, stride in sizes
+        ]
+        super().__init__(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, 10))
+
+
+def lightning_ratio() -> float:
+    """A training step in Lightning's Trainer with a GrowthCallback that waits over one without, in whole epochs."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from simic.integrations.lightning import GrowthCallback
+
+    class LitNet(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    class Clock(Callback):
+        """The shortest time from the first batch of an epoch, after its decision, to the last."""
+
+        best, start = float("inf"), 0.0
+
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.start = time.perf_counter()
+
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            if trainer.is_last_batch:
+                self.best = min(self.best, time.perf_counter() - self.start)
+
+    data = image_data()
+
+    def run(callbacks: list[Callback]) -> float:
+        clock = Clock()
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=EPOCHS,
+            limit_val_batches=1,
+            enable_model_summary=False,
+            callbacks=[*callbacks, clock],
+            **quiet,
+        )
+        trainer.fit(LitNet(), data, data)
+        return clock.best
+
+    slots = ["0", "1", "2"]
+    return interleaved_ratio(lambda: run([GrowthCallback(slots, "wait")]), lambda: run([]))
+
+
+def image_data() -> DataLoader:
+    """Batches of random images and labels."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCHES * BATCH, 3, IMAGE, IMAGE, generator=generator)
+    return DataLoader(TensorDataset(x, torch.randint(10, (len(x),), generator=generator)), BATCH)
+
+
+MEASURES: dict[str, Callable[[], float]] = {"lightning": lightning_ratio}
+
+
+def main() -> None:
+    """Measure what is named, or all, and print."""
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    result = {}
+    for name in sys.argv[1:] or MEASURES:
+        result[f"{name}_ratio"] = round(MEASURES[name](), 4)
+        print(f"{name}_ratio: {result[f'{name}_ratio']}")
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
