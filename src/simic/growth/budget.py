@@ -149,7 +149,7 @@ def _resources(model: GrowableModel) -> list[_Resource]:
     """The resources that a model's budget limits."""
     budget, resources, shapes = model.budget, [], [site.shape for site in model.sites]
     if budget.limits_parameters:
-        host = sum(p.numel() for p in model.host.parameters())
+        host = sum(p.numel() for p in model.host_parameters())
         limits = {
             f"max_parameters={budget.max_parameters}": inf if budget.max_parameters is None else budget.max_parameters,
             f"max_growth={budget.max_growth}": inf if budget.max_growth is None else budget.max_growth * host,

@@ -88,4 +88,4 @@ def _structure(model: GrowableModel) -> list[tuple[str, torch.Size]]:
 
 
 def _writes(model: GrowableModel) -> int:
-    return sum(parameter._version for parameter in model.host.parameters())
+    return sum(parameter._version for parameter in model.host_parameters())

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from simic.growth.blend import OPERATORS
 from simic.growth.example import call, moved_with, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
+from simic.growth.host_hooks import release_host
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
 from simic.growth.merge import by_submodule, merge_seeds
 from simic.growth.notices import warn_user
@@ -49,6 +50,8 @@ def export_plain(
     twin = copy.deepcopy(model, memo)
     seeds = {site: twin.seed(site.name) for site in twin.sites}
     twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
+    if twin.in_place:
+        release_host(twin)
     kept = [(site, seed) for site in chosen if (seed := seeds[site]) is not None]
     plain = graft_seeds(twin.host, merge_seeds(twin.host, kept) if merge else kept)
     dropped = [report.slot for report in blended_live_seeds(model)] if live == "drop" else []

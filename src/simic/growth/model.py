@@ -119,6 +119,11 @@ class GrowableModel(nn.Module):
         return [site.name for site in self._grown_sites]
 
     @property
+    def in_place(self) -> bool:
+        """Whether the seeds are part of the host itself (see `in_place.py`) rather than of this wrapper alone."""
+        return "seeds" not in self._modules
+
+    @property
     def _grown_sites(self) -> list[Site]:
         return [site for site in self.sites if growth_state.seed_key(site.name) in self.seeds]
 
@@ -204,6 +209,11 @@ class GrowableModel(nn.Module):
         seed = dict(self.seeds.items()).get(growth_state.seed_key(name))
         assert seed is None or isinstance(seed, Seed)
         return seed
+
+    def host_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the host without those of seeds."""
+        seeds = set(self.seeds.parameters())
+        return (parameter for parameter in self.host.parameters() if parameter not in seeds)
 
     def blueprint_table(self) -> np.ndarray:
         """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
@@ -315,7 +325,8 @@ class GrowableModel(nn.Module):
         """A newborn seed for a slot, attached nowhere."""
         entropy = (self.rng_seed, slot, self.germinations)
         like = reference_tensor(self.host, self.sites[slot])
-        return new_seed(self.blueprint_names, blueprint_index, self.sites[slot], entropy, like, training=self.training)
+        training = self.host.training if self.in_place else self.training
+        return new_seed(self.blueprint_names, blueprint_index, self.sites[slot], entropy, like, training=training)
 
     def newborn(self, slot: int) -> Seed:
         """A newborn seed of the same blueprint and operator as the one in this slot, attached nowhere."""
@@ -372,7 +383,7 @@ class GrowableModel(nn.Module):
 
     def _structure_changed(self) -> None:
         note_growth(self)
-        warn_on_state_dict(self.host, has_seeds=bool(self.seeds))
+        warn_on_state_dict(self.host, has_seeds=bool(self.seeds) and not self.in_place)
         if "torch._dynamo" in sys.modules:  # compiled graphs do not notice hooks that are added or removed
             torch.compiler.reset()
 

@@ -80,7 +80,7 @@ def growth_table(model: GrowableModel) -> Table:
             f"{row.parameters:,}",
             f"{measured} (if blended in)" if row.counterfactual else measured,
         )
-    host = sum(p.numel() for p in model.host.parameters())
+    host = sum(p.numel() for p in model.host_parameters())
     table.caption = f"host {host:,} parameters, grown {sum(r.parameters for r in reports):,}"
     for site in model.sites:
         if site.input is None and not site.seat:

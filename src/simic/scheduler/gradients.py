@@ -33,7 +33,7 @@ class GradientMeter:
         """Called before every optimizer step."""
         self._steps += 1
         if self._steps % HOST_NORM_EVERY == 1:
-            self._add(_HOST, _gradients(self._model.host.parameters()))
+            self._add(_HOST, _gradients(self._model.host_parameters()))
         for index in np.flatnonzero(self._model.slot_state.occupied[0]).tolist():
             seed = self._model.seed(index)
             if seed is not None and (gradients := _gradients(seed.parameters())):

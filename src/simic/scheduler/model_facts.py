@@ -23,7 +23,7 @@ def model_facts(model: GrowableModel, history: Mapping[str, Sequence[float]], **
         blueprint_names=model.blueprint_names,
         blueprint_parameters=table_within_budget(model),
         legal_styles=styles_within_budget(model),
-        host_parameters=np.array([sum(parameter.numel() for parameter in model.host.parameters())]),
+        host_parameters=np.array([sum(parameter.numel() for parameter in model.host_parameters())]),
         seed_parameters=np.array([[report.parameters for report in model.growth()]]),
         in_features=np.array([site.shape.in_features or 0 for site in model.sites]),
         random_guess_loss=np.array([math.nan]),
