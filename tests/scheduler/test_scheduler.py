@@ -376,7 +376,7 @@ def test_bad_construction_changes_nothing():
         "the optimizer holds none of the model's parameters": (elsewhere, "wait", [foreign]),
         "the LambdaLR drives another optimizer": (optimizer, "wait", [rate, foreign]),
         "LBFGS cannot train seeds": (lbfgs, "wait", []),
-        "controller must be one of heuristic, random, .* or an object, got 'heuristics'": (optimizer, "heuristics", []),
+        "controller must be one of heuristic, .* or an object, got 'heuristics'": (optimizer, "heuristics", []),
     }
     before = snapshot(model, optimizer, rate), snapshot(stranger, elsewhere, foreign)
     for message, (opt, controller, rates) in bad.items():
@@ -641,7 +641,7 @@ def test_gradients_computed_in_a_closure_are_observed(by_keyword):
         scheduler.optimizer.zero_grad()
         loss = cross_entropy(model(IMAGES), LABELS)
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     scheduler.optimizer.step(closure=closure) if by_keyword else scheduler.optimizer.step(closure)
     gradients = [p.grad.flatten() for p in seed_of(model, "body").parameters() if p.grad is not None]
