@@ -23,7 +23,7 @@ from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
 from simic.scheduler.checks import ArgumentCheck, check_costs, check_parts, check_settings, refuse_distributed
 from simic.scheduler.contributions import ContributionMeter, Evaluate
-from simic.scheduler.decision import Decision, decode_decision, encode_decision, seed_parameters, stage_changes
+from simic.scheduler.decision import Decision, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
 from simic.scheduler.gradients import GradientMeter
 from simic.scheduler.growth_file import read_growth, save_growth
@@ -31,7 +31,7 @@ from simic.scheduler.history import GrowthHistory, describe_scheduler
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
-from simic.scheduler.scheduler_state import VERSION, check_state, upgrade
+from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric, read_number
 
@@ -337,7 +337,7 @@ class GrowthScheduler:
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
-        self.decisions = [decode_decision(saved) for saved in state["decisions"]]
+        self.decisions = read_decisions(state)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 
