@@ -173,6 +173,7 @@ class GrowthScheduler:
     def _decide(self, goodness: float | None) -> tuple[np.ndarray, SlotState]:
         """Measure, ask the controller and act: the row of its action, and the slot state before it."""
         self._gradients.report()
+        self._meter.forget_outdated()  # before, because held seeds that are not measured come first
         self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
         row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
