@@ -28,7 +28,7 @@ from simic.scheduler.events import LOGGER, Announcer, Hook
 from simic.scheduler.gradients import GradientMeter
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
-from simic.scheduler.model_governor import ModelGovernor
+from simic.scheduler.model_governor import ModelGovernor, judge
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
 from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
@@ -150,7 +150,7 @@ class GrowthScheduler:
         try:
             broken = self._governor is not None and not self._governor.weights_finite()
             numbers = {} if broken else self._validate(given)
-            verdict = Verdict.NOT_FINITE if broken else self._judge(numbers | train)
+            verdict = Verdict.NOT_FINITE if broken else judge(self._governor, self._metric.judged(numbers | train))
             if verdict == Verdict.OK:
                 figures = self._observe(numbers, train)
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
@@ -234,16 +234,6 @@ class GrowthScheduler:
                 self._announcer.report_rollback(decision, still_broken=still_broken)
         finally:
             self._announcer.call_hooks(decision)
-
-    def _judge(self, metrics: dict[str, float]) -> Verdict:
-        if self._governor is None:
-            return Verdict.OK
-        judged = self._metric.judged(metrics)
-        if not math.isfinite(judged.get("val_accuracy", 0.0)):
-            return Verdict.OK  # not a fault of the weights; `CountedMetric.figures` raises
-        verdict = self._governor.judge(judged)
-        # A loss that was never finite may as well be a fault of the evaluation.
-        return verdict if self._governor.has_reference else Verdict.OK
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.groups.follow()
