@@ -284,6 +284,18 @@ def test_saved_decisions_are_plain_json():
     assert math.isnan(scheduler.decisions[1].metrics["auc"])
 
 
+@pytest.mark.parametrize(
+    "damaged", [3, [{}], [{"index": 0, "changes": [{"slot": "0"}]}], [{"index": 0, "verdict": "x"}]]
+)
+def test_damaged_decisions_are_refused_before_anything_changes(damaged):
+    scheduler = storyteller()
+    grow(scheduler, 2)
+    before = repr(scheduler.state_dict())
+    with pytest.raises(ValueError, match=r"the saved decisions are damaged \(.*\); use another checkpoint"):
+        scheduler.load_state_dict(scheduler.state_dict() | {"decisions": damaged, "next_index": 9})
+    assert repr(scheduler.state_dict()) == before
+
+
 NUMBERS = st.floats(width=64)
 CHANGES = st.builds(
     StageChange, slot=st.text(), blueprint=st.text(), old=st.sampled_from(Stage), new=st.sampled_from(Stage),

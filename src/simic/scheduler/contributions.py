@@ -59,12 +59,8 @@ class ContributionMeter:
         `goodness` is the metric of the network as it is, if it is known. Without `evaluate` nothing is measured.
         """
         slot_state = self._model.slot_state
-        if self.evaluate is None:
-            return
-        if self.sparse:
-            forget_earlier_alphas(slot_state)
         measured = self.due(decision)
-        if not measured.any():
+        if self.evaluate is None or not measured.any():
             return
         switched = np.full(measured.shape, math.nan)
         with preserve_state(self._model), evaluating(self._model):
@@ -77,6 +73,11 @@ class ContributionMeter:
                 self._usage.check_ablation(self._model, slot)
         scale = self._metric.contribution_scale(goodness, switched)
         note_contributions(slot_state, measured, np.array([goodness]), switched, scale)
+
+    def forget_outdated(self) -> None:
+        """Call before every action: a seed that is held since the last measurement must be measured first."""
+        if self.evaluate is not None and self.sparse:
+            forget_earlier_alphas(self._model.slot_state)
 
     def due(self, decision: int) -> np.ndarray:
         """Seeds that are measured at this decision, bool (1, S)."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import distributed
 from torch.utils.hooks import RemovableHandle
 
 from simic.control.governor import Verdict
@@ -72,7 +73,9 @@ class Announcer:
         return handle
 
     def tell(self, text: str) -> None:
-        """Log a line, and print it if `verbose`."""
+        """Log a line, and print it if `verbose`; of several processes only the first does."""
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
+            return
         LOGGER.info(text)
         if self.verbose:
             print(text)

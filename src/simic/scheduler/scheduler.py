@@ -25,17 +25,17 @@ from simic.lifecycle.stages import Stage
 from simic.scheduler.acting import action_limit, take_actions
 from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
-from simic.scheduler.decision import Decision, decode_decision, encode_decision, seed_parameters, stage_changes
+from simic.scheduler.decision import Decision, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
 from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
 from simic.scheduler.model_facts import model_facts
-from simic.scheduler.model_governor import ModelGovernor
+from simic.scheduler.model_governor import ModelGovernor, judge
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
 from simic.scheduler.ranks import Ranks
-from simic.scheduler.scheduler_state import VERSION, check_state, upgrade
+from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
 from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric, read_number
@@ -172,7 +172,7 @@ class GrowthScheduler:
         try:
             broken = self._governor is not None and not self._governor.weights_finite()
             numbers = {} if broken else self._validate(given)
-            verdict = Verdict.NOT_FINITE if broken else self._judge(numbers | train)
+            verdict = Verdict.NOT_FINITE if broken else judge(self._governor, self._metric.judged(numbers | train))
             if verdict == Verdict.OK:
                 figures = self._observe(numbers, train)
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
@@ -205,6 +205,7 @@ class GrowthScheduler:
     def _decide(self, goodness: float | None) -> tuple[list[np.ndarray], SlotState]:
         """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
         self._gradients.report()
+        self._meter.forget_outdated()  # before, because held seeds that are not measured come first
         self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
         return self._act(), before
@@ -272,16 +273,6 @@ class GrowthScheduler:
                 self._announcer.report_rollback(decision, still_broken=still_broken)
         finally:
             self._announcer.call_hooks(decision)
-
-    def _judge(self, metrics: dict[str, float]) -> Verdict:
-        if self._governor is None:
-            return Verdict.OK
-        judged = self._metric.judged(metrics)
-        if not math.isfinite(judged.get("val_accuracy", 0.0)):
-            return Verdict.OK  # not a fault of the weights; `CountedMetric.figures` raises
-        verdict = self._governor.judge(judged)
-        # A loss that was never finite may as well be a fault of the evaluation.
-        return verdict if self._governor.has_reference else Verdict.OK
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.groups.follow()
@@ -367,7 +358,7 @@ class GrowthScheduler:
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
-        self.decisions = [decode_decision(saved) for saved in state["decisions"]]
+        self.decisions = read_decisions(state)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 

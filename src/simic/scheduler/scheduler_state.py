@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simic.control.baselines import Controller
+from simic.scheduler.decision import Decision, decode_decision
 from simic.scheduler.validation import CountedMetric
 
 VERSION = 3
@@ -38,3 +39,12 @@ def check_state(state: dict[str, Any], controller: Controller, metric: CountedMe
             f"the checkpoint's metric is {saved!r}, here it is {metric!r}, so that histories and contributions would "
             "not agree; build the scheduler with the same metric and mode"
         )
+    read_decisions(state)
+
+
+def read_decisions(state: dict[str, Any]) -> list[Decision]:
+    """The decisions in a saved state; damaged ones raise."""
+    try:
+        return [decode_decision(saved) for saved in state["decisions"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the saved decisions are damaged ({error!r}); use another checkpoint") from None
