@@ -143,6 +143,13 @@ def grow_straight_through(rank: int, world: int, folder: Path) -> dict[str, Any]
     return grow(rank, world, folder, "straight_through", gradient_as_bucket_view=True)
 
 
+def grow_compiled(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    model = make_model()
+    compiled: Any = torch.compile(model, backend="eager")
+    net = DistributedDataParallel(compiled) if world > 1 else compiled
+    return Training(net, model, rank, world).run(5).result()
+
+
 def grow_frozen(rank: int, world: int, folder: Path, wrapped: bool = False) -> dict[str, Any]:
     """A frozen host without DDP, which would refuse a model without trainable parameters."""
     model = make_model(frozen=True)

@@ -20,6 +20,7 @@ SCENARIOS = [
     "grow_straight_through",
     "grow_frozen",
     "grow_frozen_wrapped",
+    "grow_compiled",
     "resume",
     "accelerated",
     "larger_network",
@@ -111,6 +112,10 @@ def test_accelerates_own_checkpoint_continues_exactly(found, accelerated_alone):
     for run in (*found["accelerated"], accelerated_alone):
         assert run["resumed"]["weights"] == run["straight"]["weights"]
         assert run["resumed"]["losses"] == run["straight"]["losses"][4:]
+
+
+def test_a_compiled_model_inside_ddp(found, tmp_path):
+    check_like_one_process(found["grow_compiled"], parallel_training.grow_compiled(0, 1, tmp_path))
 
 
 def test_ddp_around_a_larger_network_that_holds_a_seed(found):

@@ -8,6 +8,7 @@ from torch import distributed, nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from simic import Action, GrowableModel, GrowthScheduler, ScriptedController
 
@@ -78,6 +79,20 @@ def test_ddp_around_a_larger_network_is_found_when_it_runs(group_of_one):
     train(ddp, optimizer, batches=2)
     scheduler.step()
     assert set(ddp._module_parameters) == {*model.host.parameters(), *outer[1].parameters()}
+
+
+def test_averaged_weights_follow_the_model_inside_ddp(group_of_one):
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    model.execute(Action("germinate", "1", "mlp"))
+    with pytest.raises(RuntimeError, match="no longer match"):
+        averaged.update_parameters(ddp)
+    followed = averaged.module
+    assert isinstance(followed, GrowableModel)
+    followed.follow(ddp)
+    averaged.update_parameters(ddp)
+    assert followed.grown_slots == ["1"]
 
 
 def test_ddp_inside_the_model_is_refused(group_of_one):

@@ -75,6 +75,19 @@ def link_ddp(model: GrowableModel, ddp: DistributedDataParallel) -> None:
         ddp._assign_modules_buffers()
 
 
+def unwrap_model(model: Any) -> tuple[Any, DistributedDataParallel | None]:
+    """What is inside DistributedDataParallel and torch.compile, in any order, and the DDP object if there is one."""
+    ddp = None
+    while isinstance(model, nn.Module):
+        if isinstance(model, DistributedDataParallel):
+            ddp, model = model, model.module
+        elif (compiled := model._modules.get("_orig_mod")) is not None:  # inside what torch.compile returned
+            model = compiled
+        else:
+            break
+    return model, ddp
+
+
 @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] - the public one would import the compiler now
 def watch_output(model: GrowableModel, output: Any) -> None:
     """Called with every output of a model in a process group: its backward pass ends with an average, where due."""

@@ -147,10 +147,11 @@ class GrowableModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> GrowableModel:
         return copy_with_link(self, memo)
 
-    def follow(self, source: GrowableModel) -> None:
+    def follow(self, source: nn.Module) -> None:
         """Take over the growth of the model that this is a copy of; new seeds start with the source's weights.
 
-        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`.
+        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`. The source may
+        also be what torch.compile or DistributedDataParallel made of the model.
         """
         follow_growth(self, source)
 

@@ -5,38 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from simic.growth.data_parallel import link_ddp
+from simic.growth.data_parallel import link_ddp, unwrap_model
 from simic.growth.model import GrowableModel
 from simic.scheduler.checks import check_parts, refuse_sharded
 
 
 def unwrap(model: Any, optimizer: Any, lr_schedulers: Any) -> tuple[GrowableModel, Optimizer, tuple[LRScheduler, ...]]:
     """The three inside their wrappers; raise unless growth can work with them."""
-    model, optimizer = _inner_model(model), _inner_optimizer(optimizer)
+    (model, ddp), optimizer = unwrap_model(model), _inner_optimizer(optimizer)
     check_parts(model, optimizer)
     refuse_sharded(model)
+    if ddp is not None:
+        link_ddp(model, ddp)
     several = lr_schedulers if isinstance(lr_schedulers, Sequence) else (lr_schedulers,)
     return model, optimizer, tuple(map(_inner_lr_scheduler, several))
-
-
-def _inner_model(model: Any) -> Any:
-    """The GrowableModel inside DistributedDataParallel and torch.compile, in any order; anything else as it is."""
-    inner, ddp = model, None
-    while isinstance(inner, nn.Module) and not isinstance(inner, GrowableModel):
-        if isinstance(inner, DistributedDataParallel):
-            ddp, inner = inner, inner.module
-        elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):  # of torch.compile
-            inner = inner._orig_mod
-        else:
-            return model
-    if ddp is not None and isinstance(inner, GrowableModel):
-        link_ddp(inner, ddp)
-    return inner
 
 
 def _inner_optimizer(optimizer: Any) -> Any:
