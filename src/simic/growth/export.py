@@ -234,8 +234,8 @@ def _plain(layer: _Grown) -> fx.GraphModule:
 def _verify(model: GrowableModel, plain: nn.Module, dropped: Iterable[str]) -> None:
     if model.example_input is None:
         raise ValueError(
-            "export compares its result with this model on model.example_input, which could not be saved with the model: "
-            "set model.example_input = a batch as the host's forward takes it"
+            "export compares its result with this model on model.example_input, which could not be saved with it: set "
+            "model.example_input = a batch as the host's forward takes it"
         )
     with ExitStack() as stack:
         for context in (preserve_state(model), evaluating(model), preserve_state(plain), evaluating(plain)):
