@@ -165,7 +165,7 @@ def test_damaged_settings_are_refused(tmp_path):
 
 def test_examples_keep_their_structure():
     example = (torch.randn(2, 3, dtype=torch.float64), [X, None], {"flag": True, "keep": torch.tensor([True, False])})
-    made = make_example(json.loads(json.dumps(describe_example(example))), "cpu")
+    made = make_example(json.loads(json.dumps(describe_example(example))))
     assert made[0].shape == (2, 3)
     assert made[0].dtype == torch.float64
     assert made[1][0].dtype == X.dtype
@@ -174,4 +174,4 @@ def test_examples_keep_their_structure():
     assert made[2]["flag"] is True
     assert made[2]["keep"].all()
     assert describe_example((X, object())) is None
-    assert make_example(None, "cpu") is None
+    assert make_example(None) is None

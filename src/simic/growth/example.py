@@ -113,14 +113,6 @@ def map_tensors(example: Any, change: Callable[[str, Tensor], Tensor], name: str
     return example
 
 
-def moved_with(model: nn.Module, example: ExampleInput) -> Any:
-    """The example on the device of a model that may have been moved or cast since, its floats in the model's dtype."""
-    like = next((p for p in model.parameters() if p.dtype in _FLOATS), None)
-    if like is None:
-        return example
-    return map_tensors(example, lambda _, t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype))
-
-
 def is_data(name: str, tensor: Tensor) -> bool:
     """Whether a tensor holds input data, rather than a mask or labels."""
     if tensor.dim() == 0 or tensor.dtype == torch.bool or tensor.is_complex():

@@ -28,9 +28,9 @@ from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
 from simic.growth.peft_files import write_peft
-from simic.growth.report import SlotReport, growth_table, slot_reports
+from simic.growth.report import SlotReport, growth_table, slot_reports, summarize, trainable_line
 from simic.growth.seed import Seed, new_seed
-from simic.growth.settings import describe_example
+from simic.growth.settings import describe_example, weight_dtype
 from simic.growth.slot_discovery import KnownSites, Site, find_sites, reference_tensor, with_seats
 from simic.growth.slot_patterns import Slots
 from simic.lifecycle.actions import STYLES, Action, Column, Op
@@ -89,6 +89,7 @@ class GrowableModel(nn.Module):
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
         self.example_description = describe_example(example_input)
+        self.example_dtype = weight_dtype(model)
         self.blueprint_choice = None if blueprints is None else list(blueprints)
         """The menu as the user gave it; None for all that fit."""
         self.blueprint_names = menu(blueprints, [site.shape for site in self.sites], frozen=freeze_host)
@@ -227,6 +228,13 @@ class GrowableModel(nn.Module):
     def print_growth(self, console: Console | None = None) -> None:
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
         (console or Console()).print(growth_table(self))
+
+    def print_trainable_parameters(self) -> None:
+        """Print how many parameters are trained, of how many, as PEFT does."""
+        print(trainable_line(self))
+
+    def extra_repr(self) -> str:
+        return summarize(self) if self._built else ""
 
     @overload
     def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module: ...

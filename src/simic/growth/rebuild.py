@@ -38,7 +38,8 @@ def load(path: str | Path, host: nn.Module, *, example_input: ExampleInput | Non
 
     `path` is what `simic.save`, `GrowthScheduler.save` or `torch.save(model.state_dict(), path)` wrote. Blueprints of
     your own must be registered before. `example_input` is needed for files of earlier versions only; without it the
-    model's example is random numbers of the shapes that were saved. A refused load leaves the host as it was.
+    model's example is random numbers of the shapes that were saved. A host on the meta device gets the tensors of the
+    file. A refused load leaves the host as it was.
 
         model = simic.load("grown.safetensors", Net())
     """
@@ -48,14 +49,14 @@ def load(path: str | Path, host: nn.Module, *, example_input: ExampleInput | Non
     metadata = (getattr(weights, "_metadata", None) or {}).get("", {})
     record = _record(path, weights, metadata)
     if "settings" in record:
-        device = next((p.device for p in host.parameters()), torch.device("cpu"))
-        arguments = read_settings(record["settings"], device)
+        arguments = read_settings(record["settings"], host)
         if example_input is not None:
             arguments["example_input"] = example_input
         model = GrowableModel(host, **arguments)
     else:
         model = _build_from_names(path, host, record, example_input)
-    model.load_state_dict(weights)
+    # Weights cannot be copied into parameters without memory: there they take their place.
+    model.load_state_dict(weights, assign=any(p.is_meta for p in host.parameters()))
     return model
 
 

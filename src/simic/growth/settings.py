@@ -11,8 +11,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from simic.growth.example import map_tensors
 from simic.growth.slot_discovery import KnownSites, Site
 from simic.growth.slot_input import SlotInput
 from simic.growth.slot_shape import TOPOLOGIES, SlotShape
@@ -41,10 +42,11 @@ def settings_of(model: GrowableModel) -> dict[str, Any]:
         "blueprints": model.blueprint_choice,
         **asdict(model.budget),
         "example": model.example_description,
+        "example_dtype": _dtype_name(model.example_dtype),
     }
 
 
-def read_settings(settings: Any, device: torch.device | str) -> dict[str, Any]:
+def read_settings(settings: Any, host: nn.Module) -> dict[str, Any]:
     """The arguments of GrowableModel besides its host, from what `settings_of` returned; damaged values raise."""
     try:
         rest = {
@@ -54,7 +56,9 @@ def read_settings(settings: Any, device: torch.device | str) -> dict[str, Any]:
             "freeze_host": bool(settings.get("freeze_host", False)),
             "slots": KnownSites(tuple(read_site(site) for site in settings["sites"])),
             "lifecycle": LifecycleConfig(**settings["lifecycle"]),
-            "example_input": make_example(settings["example"], device),
+            "example_input": fit_example(
+                make_example(settings["example"]), getattr(torch, settings["example_dtype"]), host
+            ),
         }
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the settings of the saved model cannot be read ({error}); use another file") from None
@@ -95,11 +99,37 @@ def describe_example(example: Any) -> Any:
         return None
 
 
-def make_example(description: Any, device: torch.device | str) -> Any:
+def make_example(description: Any) -> Any:
     """An example input as described, with random numbers; None without a description."""
     if description is None:
         return None
-    return _make("", description["example"], device, torch.Generator().manual_seed(0))
+    return _make("", description["example"], torch.Generator().manual_seed(0))
+
+
+def weight_dtype(host: nn.Module) -> torch.dtype:
+    """The dtype of a host's weights, those of its first layer if there are several."""
+    return next((p.dtype for p in host.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def fit_example(example: Any, dtype: torch.dtype, host: nn.Module) -> Any:
+    """The example on the host's device and, where it had the dtype of the host's weights, with their present one.
+
+    `dtype` is that of the weights for which the example was given. A tensor without values gets some.
+    """
+    device = next((p.device for p in host.parameters()), None)
+
+    def move(_: str, tensor: Tensor) -> Tensor:
+        follows = tensor.is_floating_point() and tensor.dtype == dtype
+        wanted = weight_dtype(host) if follows else tensor.dtype
+        if device is not None and tensor.is_meta and device.type != "meta":
+            return torch.ones(tensor.shape, dtype=wanted, device=device)
+        return tensor.to(device, wanted)
+
+    return map_tensors(example, move)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _describe(value: Any) -> Any:
@@ -107,7 +137,7 @@ def _describe(value: Any) -> Any:
         counts = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
         known = counts and not value.is_meta and value.numel() > 0
         low, high = (int(value.min()), int(value.max())) if known else (0, 0)
-        return {"tensor": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "range": [low, high]}
+        return {"tensor": list(value.shape), "dtype": _dtype_name(value.dtype), "range": [low, high]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"table": {key: _describe(item) for key, item in value.items()}}
     if type(value) in (tuple, list):
@@ -117,16 +147,16 @@ def _describe(value: Any) -> Any:
     raise _NotDescribableError
 
 
-def _make(name: str, description: Any, device: torch.device | str, generator: torch.Generator) -> Any:
+def _make(name: str, description: Any, generator: torch.Generator) -> Any:
     match description:
         case {"tensor": shape, "dtype": dtype, "range": [low, high]}:
-            return _make_tensor(name, shape, getattr(torch, dtype), low, high, generator).to(device)
+            return _make_tensor(name, shape, getattr(torch, dtype), low, high, generator)
         case {"table": items}:
-            return {key: _make(key, item, device, generator) for key, item in items.items()}
+            return {key: _make(key, item, generator) for key, item in items.items()}
         case {"tuple": items}:
-            return tuple(_make(name, item, device, generator) for item in items)
+            return tuple(_make(name, item, generator) for item in items)
         case {"list": items}:
-            return [_make(name, item, device, generator) for item in items]
+            return [_make(name, item, generator) for item in items]
         case {"value": value}:
             return value
     raise ValueError(f"no example input: {description!r:.60}")
