@@ -20,7 +20,13 @@ from helpers.lightning_runs import (
     val_data,
 )
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, RichProgressBar
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    RichProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -589,6 +595,12 @@ def test_without_validation_nothing_could_grow(tmp_path):
         scripted(),
         limit_val_batches=0,
     )
+
+
+@pytest.mark.parametrize("averaging", [StochasticWeightAveraging(1e-2), EMAWeightAveraging()])
+def test_averages_of_a_copy_are_refused_at_the_start(averaging, tmp_path):
+    with pytest.raises(ValueError, match=rf"{type(averaging).__name__} averages into a copy of the network"):
+        fit(tmp_path, LitNet(), scripted(), averaging)
 
 
 def test_an_input_that_cannot_be_found_is_said(tmp_path):

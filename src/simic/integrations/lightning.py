@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 except ImportError as error:
     raise ImportError(
@@ -127,15 +128,7 @@ class GrowthCallback(Callback):
         """Wrap the submodule, before weights are loaded and optimizers built."""
         if not isinstance(trainer, Trainer):
             raise TypeError("GrowthCallback is for lightning.pytorch; use its Trainer, not pytorch_lightning's")
-        if trainer.strategy.restore_checkpoint_after_setup:
-            name = type(trainer.strategy).__name__
-            raise ValueError(f"{name} shards or converts parameters before seeds exist; use one device or DDP")
-        forks = isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
-        if forks and find_growable(pl_module, self.module) is None:
-            raise ValueError(
-                "this strategy trains in processes that it starts itself, and afterwards loads their weights into a "
-                'module without seeds: use strategy="ddp", or let the module build its GrowableModel in __init__'
-            )
+        _refuse_impossible(trainer, wrapped=find_growable(pl_module, self.module) is not None)
         self._attach(pl_module, trainer)
 
     def _attach(self, pl_module: LightningModule, trainer: Trainer | None) -> None:
@@ -365,6 +358,25 @@ def _wrap_as_saved(module: LightningModule, checkpoint: dict[str, Any], callback
             f"the checkpoint holds {grown[0]}, but not how the network was wrapped, as is the case if it was saved "
             "with weights only: pass callback=GrowthCallback(slots=..., example_input=...) as in the training"
         )
+
+
+def _refuse_impossible(trainer: Trainer, *, wrapped: bool) -> None:
+    """Raise where seeds would be lost or mixed up; `wrapped` if the module holds a GrowableModel already."""
+    strategy = trainer.strategy
+    if strategy.restore_checkpoint_after_setup:
+        name = type(strategy).__name__
+        raise ValueError(f"{name} shards or converts parameters before seeds exist; use one device or DDP")
+    if isinstance(strategy.launcher, _MultiProcessingLauncher) and not wrapped:
+        raise ValueError(
+            "this strategy trains in processes that it starts itself, and afterwards loads their weights into a "
+            'module without seeds: use strategy="ddp", or let the module build its GrowableModel in __init__'
+        )
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)) and trainer.state.fn == "fit":
+            raise ValueError(
+                f"{type(callback).__name__} averages into a copy of the network, whose parameters no longer match once "
+                "it grows: average in a later run, without GrowthCallback, of a module that holds its export()"
+            )
 
 
 def _lr_schedulers(trainer: Trainer, optimizer: Optimizer) -> list[LRScheduler]:
