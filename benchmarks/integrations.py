@@ -5,12 +5,14 @@ Run: python benchmarks/integrations.py [lightning ...]. Interleaved, one thread;
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -112,7 +114,61 @@ def image_data() -> DataLoader:
     return DataLoader(TensorDataset(x, torch.randint(10, (len(x),), generator=generator)), BATCH)
 
 
-MEASURES: dict[str, Callable[[], float]] = {"lightning": lightning_ratio}
+def transformers_ratio() -> float:
+    """A training step in transformers' Trainer with growth that waits over one without, in whole epochs."""
+    import tempfile
+
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+    from simic.integrations.transformers import attach
+
+    class Clock(TrainerCallback):
+        """The shortest time from the end of an epoch's first step, which begins with the decision, to its last."""
+
+        best, start = float("inf"), 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            step = state.global_step % BATCHES
+            if step == 1:
+                self.start = time.perf_counter()
+            elif step == 0:
+                self.best = min(self.best, time.perf_counter() - self.start)
+
+    tokens = torch.randint(64, (BATCHES * BATCH, 32), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    size: dict[str, Any] = {"vocab_size": 64, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**size, bos_token_id=None, eos_token_id=None)
+
+    def run(folder: str, *, grows: bool) -> float:
+        quiet: dict[str, Any] = {
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "logging_strategy": "no",
+        }
+        args = TrainingArguments(
+            folder,
+            num_train_epochs=EPOCHS,
+            per_device_train_batch_size=BATCH,
+            eval_strategy="epoch",
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            **quiet,
+        )
+        clock = Clock()
+        sets: dict[str, Any] = {"train_dataset": data, "eval_dataset": data[:BATCH]}
+        trainer = Trainer(GPT2LMHeadModel(config), args, callbacks=[clock], **sets)
+        if grows:
+            attach(trainer, controller="wait")
+        with redirect_stdout(io.StringIO()):  # Trainer prints its logs where it has no progress bar
+            trainer.train()
+        return clock.best
+
+    with tempfile.TemporaryDirectory() as folder:
+        return interleaved_ratio(lambda: run(folder, grows=True), lambda: run(folder, grows=False))
+
+
+MEASURES: dict[str, Callable[[], float]] = {"lightning": lightning_ratio, "transformers": transformers_ratio}
 
 
 def main() -> None:

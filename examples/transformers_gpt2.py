@@ -1,7 +1,8 @@
 """A tiny GPT-2 that grows while transformers' Trainer trains it on the characters of Python's own documentation."""
 
-import torch
 from pydoc_data.topics import topics
+
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from simic.integrations.transformers import attach
@@ -15,8 +16,8 @@ def main(epochs: int = 12, controller="heuristic", folder: str = "runs/transform
     torch.manual_seed(0)
     tokens = torch.tensor([ALPHABET.index(letter) for letter in TEXT]).split(LENGTH)[:-1]
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    size = {"vocab_size": len(ALPHABET), "n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=None))
+    config = GPT2Config(vocab_size=len(ALPHABET), n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
+    config.bos_token_id = config.eos_token_id = None
     args = TrainingArguments(
         folder,
         num_train_epochs=epochs,
@@ -28,7 +29,7 @@ def main(epochs: int = 12, controller="heuristic", folder: str = "runs/transform
         report_to="none",
         use_cpu=True,
     )
-    trainer = Trainer(model, args, train_dataset=data[::2], eval_dataset=data[1::10])
+    trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=data[::2], eval_dataset=data[1::10])
     growth = attach(trainer, controller=controller)  # 1. let it grow: seeds, optimizer and checkpoints follow
     trainer.train()
     growth.model.print_growth()  # 2. see what has grown; growth.export() is a plain network without simic

@@ -9,6 +9,7 @@ from torch import nn
 
 from simic.growth import state_dict as growth_state
 from simic.growth.copies import check_copy
+from simic.growth.data_parallel import in_process_group, watch_output
 
 if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
@@ -74,9 +75,18 @@ def _is_whole_host(model: GrowableModel, tensors: dict[str, Any]) -> bool:
     return not seeds and all(any(name in tensors for name in own) for own in names.values())
 
 
+class _Watch(_HostHook):
+    """Forward hook in a process group: DDP runs the host, not the model around it, which would see to its seeds."""
+
+    def __call__(self, host: nn.Module, args: Any, output: Any) -> None:
+        watch_output(self.model, output)
+
+
 def hook_host(model: GrowableModel) -> None:
     """Give the host of a model that grows in place its hooks."""
     host: Any = model.host
+    if in_process_group():
+        host.register_forward_hook(_Watch(model))
     host.register_state_dict_post_hook(_Publish(model))
     host.register_load_state_dict_pre_hook(_Restore(model))
 
@@ -84,7 +94,7 @@ def hook_host(model: GrowableModel) -> None:
 def release_host(model: GrowableModel) -> None:
     """Make the host of a model without seeds a plain module again."""
     host: Any = model.host
-    for hooks in (host._state_dict_hooks, host._load_state_dict_pre_hooks):
+    for hooks in (host._forward_hooks, host._state_dict_hooks, host._load_state_dict_pre_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "hook", hook), _HostHook)]:
             del hooks[key]
     del host.seeds

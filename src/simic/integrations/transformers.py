@@ -24,12 +24,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from simic.control.baselines import Controller
 from simic.control.governor import GovernorConfig
+from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds
 from simic.growth.in_place import grow_in_place
@@ -125,6 +127,11 @@ class TrainerGrowth:
         self._trainer.model.load_state_dict(load_file(path), strict=False)
 
     # What Trainer calls.
+
+    def link_model(self) -> None:
+        """Called when a training begins: if Trainer has wrapped the model in DDP, seeds stay out of its buckets."""
+        if isinstance(self._trainer.model_wrapped, DistributedDataParallel):
+            link_ddp(self.model, self._trainer.model_wrapped)
 
     def note_evaluation(self, metrics: Mapping[str, Any]) -> None:
         """Called after every evaluation, and for each of several datasets; the next step begins with a decision."""
@@ -230,6 +237,9 @@ class _GrowthCallback(TrainerCallback):
 
     def __init__(self, growth: TrainerGrowth) -> None:
         self._growth = growth
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._growth.link_model()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._growth.note_evaluation(kwargs["metrics"])
