@@ -325,7 +325,7 @@ def test_names_are_controllers_and_other_words_are_not(tmp_path):
         "WaitController",
     ]
     with pytest.raises(
-        ValueError, match=r"one of heuristic, random, .*, the path of a plan or a trained one.*got 'nobody'"
+        ValueError, match=r"one of heuristic, .*random, .*, the path of a plan or a trained one.*got 'nobody'"
     ):
         make_controller("nobody")
 
@@ -352,15 +352,15 @@ def test_a_controller_that_looks_at_other_features_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("make", [LearnedController, lambda network: ShuffledController(network, 3)])
-def test_a_network_without_weights_for_seeds_beside_a_submodule_plants_none(make):
-    """As a controller that was saved before there were any: where nothing else fits, it waits."""
+def test_a_network_without_weights_for_seeds_beside_a_submodule_plants_them_only_if_it_must(make):
+    """As a controller that was saved before there were any: it takes them where nothing else fits."""
     network, facts = make_planted(EAGER), make_settings(3).trainings(make_task()).facts()
     parameters = np.where(facts.reads_input, facts.blueprint_parameters, -1)
     only_beside = replace(facts, blueprint_parameters=parameters)
     assert (make(network).act(only_beside)[:, 0] == Op.GERMINATE).all()
     with torch.no_grad():
         network.get_parameter("encode_blueprint.0.weight")[:, BLUEPRINT_FEATURES.names.index("reads_input")] = 0
-    assert (make(network).act(only_beside)[:, 0] == Op.WAIT).all()
+    assert (make(network).act(only_beside)[:, 0] == Op.GERMINATE).all()
     actions = make(network).act(facts)
     assert (actions[:, 0] == Op.GERMINATE).all()
     assert not facts.reads_input[actions[:, 2]].any()

@@ -62,10 +62,16 @@ class HeuristicController:
     def __init__(self, config: HeuristicConfig | None = None) -> None:
         self.config = config or HeuristicConfig()
         self._memory: dict[str, np.ndarray] = {}  # see `_start`
+        self._decision = np.zeros(0, dtype=np.int64)  # (N,) the last one
+        self._stalled = np.zeros(0, dtype=bool)  # (N,) at this decision
 
     def act(self, facts: Facts) -> np.ndarray:
         """The actions of the rules (N, H)."""
-        memory, masks = self._update_memory(facts), legal_masks(facts)
+        # Asked again at the same decision, it has measured nothing new.
+        if not np.array_equal(facts.decision, self._decision):
+            self._update_memory(facts)
+            self._stalled, self._decision = self._memory["stalled"] >= self.config.patience, facts.decision.copy()
+        masks = legal_masks(facts)
         judged = (facts.slots.stage == Stage.HOLDING) & (facts.slots.stage_age >= self.config.holding_decisions)
         overdue = (facts.slots.stage == Stage.TRAINING) & (facts.slots.stage_age >= self.config.max_training_decisions)
         overdue &= ~masks.slot[:, Op.ADVANCE]
@@ -83,10 +89,10 @@ class HeuristicController:
             actions[chosen, Column.OP] = op
             actions[chosen, Column.SLOT] = possible[chosen].argmax(1)
         self._remember(facts, actions)
-        memory["stalled"][np.isin(actions[:, Column.OP], (Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE))] = 0
+        self._memory["stalled"][np.isin(actions[:, Column.OP], (Op.GERMINATE, Op.FOSSILIZE, Op.PRUNE))] = 0
         return actions
 
-    def _update_memory(self, facts: Facts) -> dict[str, np.ndarray]:
+    def _update_memory(self, facts: Facts) -> None:
         loss, start = facts.val_loss[:, -1], _start(facts)
         self._memory = start | self._memory
         shape, expected = self._memory["failures"].shape, start["failures"].shape
@@ -99,11 +105,9 @@ class HeuristicController:
         improved = loss < best - margin
         self._memory["stalled"] = np.where(improved, 0, self._memory["stalled"] + 1)
         self._memory["best"] = np.where(improved, loss, best)
-        return self._memory
 
     def _germinate(self, facts: Facts, masks: Masks) -> np.ndarray:
         """Actions (N, H) that plant the largest seed within the limit; few failures and the better kind come first."""
-        stalled = self._memory["stalled"] >= self.config.patience
         room = facts.slots.live.sum(1) < self.config.max_live_seeds
         budget = self.config.max_seed_ratio * facts.host_parameters[:, None, None]
         parameters, reads_input = facts.blueprint_parameters[None], facts.reads_input
@@ -111,7 +115,7 @@ class HeuristicController:
             parameters = np.where(reads_input == (self.config.reads == "input"), parameters, -1)
         smallest = np.where(parameters >= 0, parameters, np.inf).min(2, keepdims=True)
         fits = (parameters >= 0) & ((parameters <= budget) | (parameters == smallest))
-        possible = fits & masks.slot[:, Op.GERMINATE, :, None] & (stalled & room)[:, None, None]
+        possible = fits & masks.slot[:, Op.GERMINATE, :, None] & (self._stalled & room)[:, None, None]
         # Few failures first, then the kind, then size; the first slot wins a tie.
         better_kind = self._prefers_beside(facts)[:, None] == reads_input  # (N, B)
         preference = parameters + 1e12 * better_kind[:, None] - 1e15 * self._memory["failures"]
@@ -151,6 +155,7 @@ class HeuristicController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; a state without contributions starts to gather them."""
         self._memory = {name: np.array(values) for name, values in state.items() if values is not None}
+        self._decision = np.zeros(0, dtype=np.int64)
 
 
 def _start(facts: Facts) -> dict[str, np.ndarray]:

@@ -60,14 +60,17 @@ def known_blueprints(network: ActorCritic, facts: Facts) -> Facts:
     """The facts without the blueprints that a network has learned nothing about: they count as fitting nowhere.
 
     A controller saved before seeds could grow beside a submodule has zeros as its weights for that feature (see
-    `policy.upgrade`), so it would take such a seed for one behind, of the same size. Training changes the weights.
+    `policy.upgrade`), so it would take such a seed for one behind, of the same size. Training changes the weights. In
+    slots where nothing can grow behind, it may use those beside: it has no other choice there.
     """
     if not isinstance(network, FactoredRecurrentActorCritic):
         return facts
     weights = network.get_parameter("encode_blueprint.0.weight")  # (outputs, features)
     if bool(weights[:, BLUEPRINT_FEATURES.names.index("reads_input")].any()):
         return facts
-    return replace(facts, blueprint_parameters=np.where(facts.reads_input, -1, facts.blueprint_parameters))
+    parameters, beside = facts.blueprint_parameters, facts.reads_input
+    behind_fits = (parameters[:, ~beside] >= 0).any(1, keepdims=True)  # (S, 1)
+    return replace(facts, blueprint_parameters=np.where(beside & behind_fits, -1, parameters))
 
 
 def row_masks(masks: Masks) -> np.ndarray:
@@ -98,6 +101,7 @@ class LearnedController:
         self.network, self.greedy = network.eval(), greedy
         self._generator = torch.Generator().manual_seed(rng_seed)
         self._state: torch.Tensor | None = None
+        self._decision = np.zeros(0, dtype=np.int64)  # (N,) the last one
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
@@ -114,13 +118,14 @@ class LearnedController:
         facts = known_blueprints(self.network, facts)
         masks = legal_masks(facts)
         if self._state is None or len(self._state) != facts.num_hosts:
-            self._state = self.network.initial_state(facts.num_hosts)
-        # Not in place: the old tensor may be part of a checkpoint.
-        self._state = self._state.masked_fill(torch.from_numpy(facts.decision == 0).unsqueeze(-1), 0.0)
+            self._state, self._decision = self.network.initial_state(facts.num_hosts), np.zeros(0, np.int64)
+        if not np.array_equal(facts.decision, self._decision):
+            self._before, self._decision = self._state, facts.decision.copy()
+        # Asked again at the same decision, it goes on from the state before that: no time has passed. Not in place: the
+        # old tensor may be part of a checkpoint.
+        state = self._before.masked_fill(torch.from_numpy(facts.decision == 0).unsqueeze(-1), 0.0)
         seen = network_input(observe(facts, masks))
-        choice = choose(
-            self.network, seen, row_masks(masks), self._state, greedy=self.greedy, generator=self._generator
-        )
+        choice = choose(self.network, seen, row_masks(masks), state, greedy=self.greedy, generator=self._generator)
         self._state = choice.state
         return choice.action.numpy()
 
@@ -130,7 +135,7 @@ class LearnedController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._state = state["state"]
+        self._state, self._decision = state["state"], np.zeros(0, np.int64)
         self._generator.set_state(state["generator"])
 
 

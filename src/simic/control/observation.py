@@ -43,9 +43,12 @@ KINDS = ("mixes_space", "mixes_channels", "normalises", "attends", "gated", "lin
 """What a branch does; mixing space combines neighbouring pixels of an image or positions of a sequence."""
 BLUEPRINT_KINDS: dict[str, tuple[str, ...]] = {
     "norm": ("normalises",),
-    "low_rank": ("mixes_channels", "linear"),
+    **dict.fromkeys(("low_rank", "lora_2", "lora_8", "lora_32"), ("mixes_channels", "linear")),
     **dict.fromkeys(
-        ("mlp_small", "mlp", "mlp_large", "pointwise", "widen_small", "widen", "widen_large", "widen_pointwise"),
+        (
+            *("mlp_small", "mlp", "mlp_large", "adapter", "pointwise"),
+            *("widen_small", "widen", "widen_large", "widen_pointwise"),
+        ),
         ("mixes_channels",),
     ),
     **dict.fromkeys(("glu", "squeeze_excite"), ("mixes_channels", "gated")),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from simic.control.adapters import AdapterController
 from simic.control.autogrow import AutoGrowController
 from simic.control.baselines import Controller, RandomController, WaitController, check_controller
 from simic.control.heuristic import HeuristicController
@@ -43,6 +44,9 @@ def controller(name: str, *, description: str = "") -> Callable[[Maker], Maker]:
 
 
 controller("heuristic", description="grows on a plateau, keeps what contributes")(HeuristicController)
+controller("adapters", description="for frozen hosts: small seeds everywhere, larger ones where gradients are large")(
+    AdapterController
+)
 controller("random", description="legal actions, drawn uniformly")(RandomController)
 controller("wait", description="never grows: the host alone (static_small)")(WaitController)
 controller("autogrow", description="periodic growth until no gain (after AutoGrow, Wen et al. 2020)")(

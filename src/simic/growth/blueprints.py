@@ -36,7 +36,7 @@ from simic.growth.branch_layers import (
     zeroed,
 )
 from simic.growth.isolation import preserved_rng
-from simic.growth.slot_shape import TOPOLOGIES, Reads, SlotShape
+from simic.growth.slot_shape import TOPOLOGIES, Hosts, Reads, SlotShape
 from simic.registry import Registry
 
 _CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -51,35 +51,42 @@ class Blueprint:
     topologies: tuple[str, ...]
     build: Builder
     reads: Reads = "output"
+    hosts: Hosts = "trained"
 
 
 BLUEPRINTS: Registry[Blueprint] = Registry("blueprint")
 
 
-def blueprint(name: str, *, topology: str | tuple[str, ...], reads: Reads = "output") -> Callable[[Builder], Builder]:
+def blueprint(
+    name: str, *, topology: str | tuple[str, ...], reads: Reads = "output", hosts: Hosts = "trained"
+) -> Callable[[Builder], Builder]:
     """Register a function that builds a branch from a SlotShape; the branch's last layer must be zero at birth.
 
-    With `reads="input"` the branch maps the input of the slot's submodule to the shape of its output.
+    With `reads="input"` the branch maps the input of the slot's submodule to the shape of its output. `hosts` are those
+    that are offered it: hosts that train along, "frozen" ones, or "any".
     """
     topologies = (topology,) if isinstance(topology, str) else topology
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {unknown!r}")
     if reads not in get_args(Reads):
         raise ValueError(f"reads must be one of {', '.join(get_args(Reads))}, got {reads!r}")
+    if hosts not in get_args(Hosts):
+        raise ValueError(f"hosts must be one of {', '.join(get_args(Hosts))}, got {hosts!r}")
 
     BLUEPRINTS.check_new(name)
 
     def register(build: Builder) -> Builder:
-        BLUEPRINTS.add(name, Blueprint(name, topologies, build, reads), build)
+        BLUEPRINTS.add(name, Blueprint(name, topologies, build, reads, hosts), build)
         return build
 
     return register
 
 
-def blueprints_for(shapes: Iterable[SlotShape]) -> tuple[str, ...]:
-    """Names of the blueprints that fit a slot of any of these shapes, in order of registration."""
-    shapes = list(shapes)
-    return tuple(name for name in BLUEPRINTS if any(fits(name, shape) for shape in shapes))
+def blueprints_for(shapes: Iterable[SlotShape], *, frozen: bool = False) -> tuple[str, ...]:
+    """Names of the blueprints that a host with slots of these shapes is offered, in order of registration."""
+    shapes, own = list(shapes), ("frozen" if frozen else "trained", "any")
+    names = (name for name, entry in BLUEPRINTS.items() if entry.hosts in own)
+    return tuple(name for name in names if any(fits(name, shape) for shape in shapes))
 
 
 def fits(name: str, shape: SlotShape) -> bool:
@@ -281,3 +288,35 @@ def widen_attention(shape: SlotShape) -> nn.Module:
     """Attention heads beside the submodule."""
     kind = CausalAttention if shape.causal else FullAttention
     return kind(shape.features, shape.in_features)
+
+
+def _lora(shape: SlotShape, rank: int) -> nn.Module:
+    """A linear map of this rank beside a linear layer, without biases (Hu et al. 2021)."""
+    assert shape.in_features is not None
+    return nn.Sequential(
+        nn.Linear(shape.in_features, rank, bias=False), zeroed(nn.Linear(rank, shape.features, bias=False))
+    )
+
+
+@blueprint("lora_2", topology=("features", "sequence"), reads="input", hosts="frozen")
+def lora_2(shape: SlotShape) -> nn.Module:
+    """LoRA of rank 2 beside the submodule."""
+    return _lora(shape, 2)
+
+
+@blueprint("lora_8", topology=("features", "sequence"), reads="input", hosts="frozen")
+def lora_8(shape: SlotShape) -> nn.Module:
+    """LoRA of rank 8 beside the submodule."""
+    return _lora(shape, 8)
+
+
+@blueprint("lora_32", topology=("features", "sequence"), reads="input", hosts="frozen")
+def lora_32(shape: SlotShape) -> nn.Module:
+    """LoRA of rank 32 beside the submodule."""
+    return _lora(shape, 32)
+
+
+@blueprint("adapter", topology=("features", "sequence"), hosts="frozen")
+def adapter(shape: SlotShape) -> nn.Module:
+    """A bottleneck of an eighth of the features, at least 4, behind the submodule (Houlsby et al. 2019)."""
+    return _mlp(shape, max(4, shape.features // 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +16,7 @@ from simic.growth.blend import OPERATORS
 from simic.growth.example import call, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
+from simic.growth.merge import merge_seeds
 from simic.growth.notices import warn_user
 from simic.growth.report import blended_live_seeds, describe_seeds
 from simic.growth.seed import Seed
@@ -33,24 +34,23 @@ _READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
 """Methods whose files `from_pretrained` loads into the host's class, which ignores tensors it does not know."""
 
 
-def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
+def export_plain(model: GrowableModel, live: LiveSeeds = "drop", *, merge: bool = False) -> nn.Module:
     """A copy of the host with the seeds as part of their submodules, in evaluation mode and checked numerically.
 
     A seed behind a Sequential becomes its last layer; beside it, and at any other submodule, it becomes a child that a
     forward hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are
-    exported and, with live="keep", live seeds with alpha > 0.
+    exported and, with live="keep", live seeds with alpha > 0. With `merge`, linear seeds are folded into the weights of
+    their submodules where that is possible (see `merge.py`).
     """
     if live not in get_args(LiveSeeds):
         raise ValueError(f'live must be "drop" or "keep", got {live!r}')
     dropped = {report.slot for report in blended_live_seeds(model)} if live == "drop" else set()
     twin = copy.deepcopy(model)
-    seeds = [(site, twin.seed(site.name)) for site in twin.sites]
-    twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
-    plain, grafted = twin.host.eval(), dict[str, list[tuple[Site, Seed]]]()
-    for index, (site, seed) in enumerate(seeds):
-        fossil = model.slot_state.stage[0, index] == Stage.FOSSILIZED
-        if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
-            grafted.setdefault(site.submodule, []).append((site, seed))
+    grafted = seeds_to_export(twin, dropped)
+    twin.set_seeds({}, SlotState.dormant(1, len(twin.sites)), 0)
+    plain = twin.host.eval()
+    if merge:
+        grafted = {name: merge_seeds(plain, name, own) for name, own in grafted.items()}
     for name, own in grafted.items():
         _graft(plain, name, own)
     for part in plain.modules():
@@ -61,6 +61,16 @@ def export_plain(model: GrowableModel, live: LiveSeeds = "drop") -> nn.Module:
     _warn_about_positions(model, plain, [site.name for own in grafted.values() for site, _ in own])
     _refuse_lossy_saves(plain)
     return plain
+
+
+def seeds_to_export(model: GrowableModel, dropped: Collection[str]) -> dict[str, list[tuple[Site, Seed]]]:
+    """The seeds that count, fossils or blended in, by submodule; those in the `dropped` slots are left out."""
+    found: dict[str, list[tuple[Site, Seed]]] = {}
+    for index, site in enumerate(model.sites):
+        seed, fossil = model.seed(site.name), model.slot_state.stage[0, index] == Stage.FOSSILIZED
+        if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
+            found.setdefault(site.submodule, []).append((site, seed))
+    return found
 
 
 def warn_about_dropped_seeds(model: GrowableModel) -> None:

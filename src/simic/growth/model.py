@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import blueprints_for, parameter_table
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
-from simic.growth.example import ExampleInput
+from simic.growth.example import ExampleInput, tensors
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
 from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
 from simic.growth.notices import warn_user
+from simic.growth.peft_files import write_peft
 from simic.growth.report import SlotReport, growth_table, slot_reports
 from simic.growth.seed import Seed, new_seed
 from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
@@ -35,7 +37,9 @@ class GrowableModel(nn.Module):
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
     through the wrapper. If both have a name, such as `loss`, the wrapper's is used; the host's is `model.host.loss`.
-    `slots` lists submodule names, maps them to a topology, or is "auto".
+    `slots` lists submodule names, maps them to a topology, or is "auto". With `freeze_host` only seeds train, and those
+    for frozen hosts are offered: LoRA beside linear layers, adapters behind blocks. Parts that are to train along, such
+    as a new head, are made trainable afterwards: `model.host.head.requires_grad_(True)`.
     """
 
     _built = False
@@ -47,20 +51,27 @@ class GrowableModel(nn.Module):
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
+        freeze_host: bool = False,
         rng_seed: int = 0,
     ) -> None:
         super().__init__()
         _check_host(model)
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        self.lifecycle = lifecycle or LifecycleConfig()
+        # The seeds of a frozen host are its whole training: a ramp would only slow it down.
+        self.lifecycle = lifecycle or (
+            LifecycleConfig(ramp_factor=0.0, seeds_per_slot=2) if freeze_host else LifecycleConfig()
+        )
         self.sites = with_seats(find_sites(model, slots, example_input), self.lifecycle.seeds_per_slot)
         self.host = model
+        self.freeze_host = freeze_host
+        if freeze_host:
+            model.requires_grad_(False)
         self.seeds = nn.ModuleDict()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
-        self.blueprint_names = blueprints_for(site.shape for site in self.sites)
+        self.blueprint_names = blueprints_for((site.shape for site in self.sites), frozen=freeze_host)
         self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
@@ -90,7 +101,13 @@ class GrowableModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             check_copy(self, runs=True)
-        return self.host(*args, **kwargs)
+        output = self.host(*args, **kwargs)
+        if self.freeze_host and self.training and not self.seeds and torch.is_grad_enabled():
+            # Nothing may be trainable until the controller plants a seed; the user's loss.backward() must not fail.
+            for tensor in tensors(output):
+                if tensor.is_floating_point() and not tensor.requires_grad:
+                    tensor.requires_grad_(True)
+        return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         check_copy(self)  # code that averages a copy's weights reads its buffers too
@@ -174,15 +191,25 @@ class GrowableModel(nn.Module):
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
         (console or Console()).print(growth_table(self))
 
-    def export(self, *, live: LiveSeeds = "drop") -> nn.Module:
+    def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
         Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
+        With `merge`, seeds that are linear (LoRA, low_rank) are folded into the weights of their linear layers.
         """
-        plain = export_plain(self, live)
+        plain = export_plain(self, live, merge=merge)
         if live == "drop":
             warn_about_dropped_seeds(self)
         return plain
+
+    def export_peft(self, directory: str | Path, *, live: LiveSeeds = "drop") -> None:
+        """Write the seeds as a LoRA adapter in PEFT's format: `PeftModel.from_pretrained(host, directory)` loads it.
+
+        Raises unless all seeds are LoRA; `live` is that of `export`.
+        """
+        write_peft(self, directory, live)
+        if live == "drop":
+            warn_about_dropped_seeds(self)
 
     # Running.
 

@@ -8,6 +8,8 @@ from typing import Literal
 TOPOLOGIES = ("conv", "features", "sequence")
 Reads = Literal["output", "input"]
 """What a branch reads of its slot's submodule: behind it the output, beside it the input."""
+Hosts = Literal["trained", "frozen", "any"]
+"""Hosts that are offered a blueprint unless they name their own: those that train along, frozen ones, or both."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def _lookup(*stages: Stage) -> np.ndarray:
     return np.array([stage in stages for stage in Stage])
 
 
+_STAGE_AFTER = {Stage.GERMINATED: Stage.TRAINING, Stage.TRAINING: Stage.BLENDING, Stage.BLENDING: Stage.HOLDING}
 _LIVE, _BLENDING, _TRAINING = _lookup(*LIVE), _lookup(Stage.BLENDING), _lookup(Stage.TRAINING)
 _FOSSIL = _lookup(Stage.FOSSILIZED)
 _FOLLOWS = np.array([[new in NEXT[old] for new in Stage] for old in Stage])
@@ -184,10 +185,7 @@ RULES: dict[Op, tuple[Rule, ...]] = {
         ),
     ),
     Op.ADVANCE: (
-        Rule(
-            "the seed must be germinated, training or blending",
-            _stage_in(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING),
-        ),
+        Rule("the seed must be germinated, training or blending", _stage_in(*_STAGE_AFTER)),
         Rule("a training seed must have trained for min_training_decisions", _trained_enough),
         Rule("a training seed must have healthy measured gradients", _gradients_healthy),
         Rule("a blending seed's ramp must have landed", lambda s, c: ~s.ramping),
@@ -354,8 +352,11 @@ def _germinate(slots: SlotState, at: At, actions: np.ndarray, config: LifecycleC
     style = actions[:, Column.STYLE]
     slots.blueprint[at], slots.style[at] = actions[:, Column.BLUEPRINT], style
     target = _TARGET_VALUES[actions[:, Column.ALPHA_TARGET]]
-    _start_ramp(slots, at, target, _TEMPO_VALUES[actions[:, Column.TEMPO]], _STYLE_CURVE[style])
-    if not config.has_training_stage:
+    length = np.ceil(_TEMPO_VALUES[actions[:, Column.TEMPO]] * config.ramp_factor).astype(np.int64)
+    _start_ramp(slots, at, target, length, _STYLE_CURVE[style])
+    if config.has_training_stage:
+        slots.alpha[at] = 0.0  # also if the ramp has no length
+    else:
         _enter(slots, at, Stage.BLENDING)
 
 
@@ -376,13 +377,6 @@ def _prune(slots: SlotState, at: At, actions: np.ndarray, config: LifecycleConfi
 
 def _fossilize(slots: SlotState, at: At, actions: np.ndarray, config: LifecycleConfig) -> None:
     _enter(slots, at, Stage.FOSSILIZED)
-
-
-_STAGE_AFTER = {
-    Stage.GERMINATED: Stage.TRAINING,
-    Stage.TRAINING: Stage.BLENDING,
-    Stage.BLENDING: Stage.HOLDING,
-}
 
 
 def _advance(slots: SlotState, at: At, actions: np.ndarray, config: LifecycleConfig) -> None:

@@ -59,6 +59,8 @@ class LifecycleConfig:
     """Seeds that a slot's submodule may hold; the next may germinate when the one before it is a fossil."""
     max_seeds: int | None = None
     """Maximum number of seeds in a host, fossils included; None means no other limit than seeds_per_slot."""
+    ramp_factor: float = 1.0
+    """Factor on the length of a seed's first alpha ramp; 0: it counts fully from birth, as LoRA does."""
     min_training_decisions: int = 3
     """Minimum decisions in the training stage before a seed may be blended in."""
     min_gradient_norm: float = 1e-10
@@ -80,9 +82,10 @@ class LifecycleConfig:
             raise ValueError(f"seeds_per_slot must be from 1 to {MAX_SEEDS_PER_SLOT}, got {self.seeds_per_slot}")
         if self.max_seeds is not None and self.max_seeds < 1:
             raise ValueError(f"max_seeds must be at least 1 or None, got {self.max_seeds}")
-        if not isfinite(self.min_gradient_norm):
-            raise ValueError(f"min_gradient_norm must be finite, got {self.min_gradient_norm}")
-        for name in (*counts, "min_gradient_norm"):
+        for name in ("min_gradient_norm", "ramp_factor"):
+            if not isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
+        for name in (*counts, "min_gradient_norm", "ramp_factor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

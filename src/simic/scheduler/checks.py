@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from simic.control.baselines import check_controller
 from simic.control.governor import GovernorConfig
@@ -35,13 +38,15 @@ def check_parts(model: Any, optimizer: Any) -> None:
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {_describe(optimizer)}; {remedy}")
 
 
-def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any) -> None:
-    """Raise unless these are a controller, a function without arguments, a number of host epochs and a governor."""
+def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any, actions: Any) -> None:
+    """Raise unless these are a controller, a function, a number of host epochs, a governor and a number of actions."""
     check_controller(controller)
     if evaluate is not None:
         _check_evaluate(evaluate)
     if not isinstance(horizon, Integral) or horizon < 0:
         raise ValueError(f"horizon must be a number of host epochs, 0 if it is not known, got {horizon!r}")
+    if actions is not None and (not isinstance(actions, Integral) or actions < 1):
+        raise ValueError(f"actions_per_decision must be an integer of at least 1, or None, got {actions!r}")
     if not isinstance(governor, (bool, GovernorConfig)):
         raise TypeError(f"governor must be True, False or a GovernorConfig, got {governor!r}")
 
@@ -52,6 +57,41 @@ def refuse_distributed(model: GrowableModel) -> None:
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         _refuse(f"this process belongs to a group of {distributed.get_world_size()}")
     _refuse_wrapper(model, "a part of the model is wrapped in")
+
+
+class ArgumentCheck:
+    """Learning-rate schedulers and `evaluate` that a growing model needs and that were not passed."""
+
+    def __init__(self, optimizer: Optimizer, lr_schedulers: Sequence[LRScheduler], *, grows: bool) -> None:
+        self._optimizer, self._grows = optimizer, grows
+        self._has_unknown = _has_lr_scheduler(optimizer) and not lr_schedulers
+        self._known = bool(lr_schedulers) or self._has_unknown
+
+    def warn_about_missing(self, evaluate: Any) -> None:
+        """Called by the constructor of GrowthScheduler."""
+        if evaluate is None and self._grows:
+            warnings.warn(
+                "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=3
+            )
+        if self._has_unknown and self._grows:
+            warnings.warn(
+                "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
+                "brings a parameter group of its own: pass it as lr_schedulers=[...]",
+                stacklevel=3,
+            )
+
+    def check_lr_schedulers(self) -> None:
+        """Raise if a learning-rate scheduler appeared later."""
+        if self._grows and not self._known and _has_lr_scheduler(self._optimizer):
+            raise ValueError(
+                "a learning-rate scheduler was built after the GrowthScheduler, and would fail once a seed brings a "
+                "parameter group of its own: build it first and pass it as lr_schedulers=[...]"
+            )
+
+
+def _has_lr_scheduler(optimizer: Optimizer) -> bool:
+    """Whether one of torch's learning-rate schedulers was built on an optimizer; torch marks it so."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
 def _refuse_wrapper(model: nn.Module, found_where: str) -> None:

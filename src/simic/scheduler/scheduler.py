@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +14,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from simic.control.baselines import Controller, Stateful, WaitController, encode_answer
+from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
-from simic.growth.isolation import evaluating, evaluating_others, preserve_state
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
-from simic.lifecycle.slots import SlotState, note_contributions, to_measure
-from simic.lifecycle.stages import Stage
-from simic.scheduler.checks import check_parts, check_settings, refuse_distributed
+from simic.lifecycle.slots import SlotState
+from simic.scheduler.acting import action_limit, take_actions
+from simic.scheduler.checks import ArgumentCheck, check_parts, check_settings, refuse_distributed
+from simic.scheduler.contributions import ContributionMeter, Evaluate
+from simic.scheduler.decision import Decision, stage_changes
 from simic.scheduler.gradients import GradientMeter
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.model_governor import ModelGovernor
 from simic.scheduler.parameter_groups import ParameterGroups
+from simic.scheduler.scheduler_state import VERSION, check_state, upgrade
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import complete_metrics, contribution_metric, read_metrics, read_number
-
-VERSION = 2
-Evaluate = Callable[[], Mapping[str, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageChange:
-    """A slot that moved from one stage to another."""
-
-    slot: str
-    blueprint: str
-    old: Stage
-    new: Stage
-    contribution: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What one `step` observed and did."""
-
-    index: int
-    val_loss: float
-    val_accuracy: float
-    action: Action
-    changes: tuple[StageChange, ...]
-    verdict: Verdict = Verdict.OK
-    """If not OK, the network broke and the governor restored its last good state instead of deciding."""
 
 
 class GrowthScheduler:
@@ -66,7 +41,9 @@ class GrowthScheduler:
     the modules it calls are in evaluation mode meanwhile. With it, contributions are measured by switching seeds off;
     without it no seed can be fossilized. `horizon` is the planned number of host epochs, if known; some controllers
     pace growth by it. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`. Several
-    models may share an optimizer, each with its own scheduler.
+    models may share an optimizer, each with its own scheduler. A controller is asked for one action per decision; with
+    `actions_per_decision`, and in a frozen host by default, it is asked again at the same decision until it waits. A
+    frozen host has nothing to train without seeds, so there the first decision is taken at once.
     """
 
     def __init__(
@@ -80,28 +57,41 @@ class GrowthScheduler:
         horizon: int = 0,
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
+        actions_per_decision: int | None = None,
     ) -> None:
         check_parts(model, optimizer)
         refuse_distributed(model)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
-        check_settings(controller, evaluate, horizon, governor)
+        check_settings(controller, evaluate, horizon, governor, actions_per_decision)
         self.model, self.optimizer, self.controller = model, optimizer, controller
         self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
-        self.evaluate, self.horizon = evaluate, horizon
-        self._grows = not isinstance(controller, WaitController)
-        self._has_unknown_lr_scheduler = _has_lr_scheduler(optimizer) and not self.lr_schedulers
-        self._warn_about_missing_arguments()
+        self.horizon = horizon
+        self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
+        self._arguments.warn_about_missing(evaluate)
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.decisions: list[Decision] = []
         self._next_index = 0
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
+        self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
+        self._meter = ContributionMeter(model, evaluate, self._usage)
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
+        if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
+            self._take_first_decision()
+
+    @property
+    def evaluate(self) -> Evaluate | None:
+        """The function that validates the model, called without arguments; it may be replaced at any time."""
+        return self._meter.evaluate
+
+    @evaluate.setter
+    def evaluate(self, evaluate: Evaluate | None) -> None:
+        self._meter.evaluate = evaluate
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
@@ -115,12 +105,12 @@ class GrowthScheduler:
         If nothing was trained since the last call, nothing is decided and no time passes.
         """
         refuse_distributed(self.model)
-        self._check_lr_schedulers()
+        self._arguments.check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
         self._usage.check(self._next_index, self.horizon)
         if self._usage.idle:
             metrics = complete_metrics(self._validate(val_loss, val_accuracy))
-            return Decision(index=self._next_index, action=Action(), changes=(), verdict=Verdict.OK, **metrics)
+            return Decision(index=self._next_index, actions=(Action(),), changes=(), verdict=Verdict.OK, **metrics)
         train_loss = math.nan if train_loss is None else read_number("train_loss", train_loss)
         untouched, history = self.model.slot_state.copy(), self._history
         governor_history = self._governor.history() if self._governor else {}
@@ -132,10 +122,10 @@ class GrowthScheduler:
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
                 metric = contribution_metric(metrics) if val_loss is None and val_accuracy is None else None
                 metrics = complete_metrics(metrics)
-                row, before = self._decide(metrics | {"train_loss": train_loss}, metric)
+                rows, before = self._decide(metrics | {"train_loss": train_loss}, metric)
             else:
                 metrics = {"val_loss": math.nan, "val_accuracy": math.nan} | metrics
-                row, before = np.zeros(len(HEADS), dtype=np.int64), untouched
+                rows, before = [np.zeros(len(HEADS), dtype=np.int64)], untouched
         except Exception:  # a failed step leaves no trace and can be repeated
             self.model.slot_state, self._history = untouched, history
             if self._governor:
@@ -143,23 +133,41 @@ class GrowthScheduler:
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        decision = self._finish(row, before, metrics, verdict)
+        decision = self._finish(rows, before, metrics, verdict)
         if verdict != Verdict.OK:
             self._report_rollback(decision)
         return decision
 
-    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[np.ndarray, SlotState]:
-        """Measure, ask the controller and act: the row of its action, and the slot state before it."""
+    def _take_first_decision(self) -> None:
+        """Plant the first seeds of a frozen host, which has nothing to train without them, before anything is measured.
+
+        It is a decision of its own, so there is one more than host epochs.
+        """
+        self.horizon += 1 if self.horizon else 0
+        before = self.model.slot_state.copy()
+        self._finish(self._act(), before, {"val_loss": math.nan, "val_accuracy": math.nan}, Verdict.OK)
+
+    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[list[np.ndarray], SlotState]:
+        """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
         self._gradients.report()
-        self._measure_contributions(metric)
+        self._meter.measure(metric)
         observed = metrics | {"parameters": float(sum(parameter.numel() for parameter in self.model.parameters()))}
         self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         before = self.model.slot_state.copy()
-        row = encode_answer(self.controller.act(self.facts()), self.model.slot_names, self.model.blueprint_names)
-        self.model.execute(row)
-        return row, before
+        return self._act(), before
 
-    def _finish(self, row: np.ndarray, before: SlotState, metrics: dict[str, float], verdict: Verdict) -> Decision:
+    def _act(self) -> list[np.ndarray]:
+        """Ask the controller for its actions and carry them out; each sees what those before it have changed."""
+
+        def ask(rows: list[np.ndarray]) -> Any:
+            facts = self.facts()
+            return self.controller.act(replace(facts, previous_action=rows[-1][None]) if rows else facts)
+
+        return take_actions(self.model, ask, self._action_limit)
+
+    def _finish(
+        self, rows: list[np.ndarray], before: SlotState, metrics: dict[str, float], verdict: Verdict
+    ) -> Decision:
         """Advance time by one decision, and record it."""
         self._gradients.clear()
         self.model.tick()
@@ -169,13 +177,13 @@ class GrowthScheduler:
             self._governor.save_good_state()
         decision = Decision(
             index=self._next_index,
-            action=Action.decode(row, self.model.slot_names, self.model.blueprint_names),
-            changes=self._changes(before),
+            actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
+            changes=stage_changes(self.model, before),
             verdict=verdict,
             **metrics,
         )
         self.decisions.append(decision)
-        self._previous_action = row[None].copy()
+        self._previous_action = rows[-1][None].copy()
         self._next_index += 1
         self._usage.optimizer_steps = 0
         return decision
@@ -211,26 +219,6 @@ class GrowthScheduler:
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
-
-    def _warn_about_missing_arguments(self) -> None:
-        if self.evaluate is None and self._grows:
-            warnings.warn(
-                "without evaluate=... contributions cannot be measured, so no seed will be fossilized", stacklevel=3
-            )
-        if self._has_unknown_lr_scheduler and self._grows:
-            warnings.warn(
-                "a learning-rate scheduler drives the optimizer but was not passed; many of them fail once a seed "
-                "brings a parameter group of its own: pass it as lr_schedulers=[...]",
-                stacklevel=3,
-            )
-
-    def _check_lr_schedulers(self) -> None:
-        known = self.lr_schedulers or self._has_unknown_lr_scheduler
-        if self._grows and not known and _has_lr_scheduler(self.optimizer):
-            raise ValueError(
-                "a learning-rate scheduler was built after the GrowthScheduler, and would fail once a seed brings a "
-                "parameter group of its own: build it first and pass it as lr_schedulers=[...]"
-            )
 
     def facts(self) -> Facts:
         """The controller's observation at present."""
@@ -272,7 +260,7 @@ class GrowthScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         state = upgrade(state)
-        self._check_state(state)
+        check_state(state, self.controller)
         slots = state["seed_groups"]
         if set(self.model.grown_slots) != set(slots):
             raise ValueError(
@@ -297,7 +285,7 @@ class GrowthScheduler:
     def load(self, path: str | Path) -> None:
         """Restore what `save` wrote: first the seeds, then weights and optimizer. A refused load changes nothing."""
         tree = read_growth(path, self.optimizer, self.lr_schedulers)
-        self._check_state(upgrade(tree["growth"]))
+        check_state(upgrade(tree["growth"]), self.controller)
         self.model.load_state_dict(tree["model"])
         self.load_state_dict(tree["growth"])
         self.optimizer.load_state_dict(tree["optimizer"])
@@ -305,74 +293,10 @@ class GrowthScheduler:
             scheduler.load_state_dict(state)
         self.groups.sync()
 
-    def _check_state(self, state: dict[str, Any]) -> None:
-        if state.get("version") != VERSION:
-            raise ValueError(
-                f"the saved scheduler has format version {state.get('version')}, this simic reads {VERSION}"
-            )
-        if state["controller"] != type(self.controller).__name__:
-            raise ValueError(
-                f"the checkpoint was written with a {state['controller']}, this scheduler has a "
-                f"{type(self.controller).__name__}; build it with the same controller"
-            )
-
     def _validate(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
         """The validation metrics given or, without any, those of `evaluate`; they may not be finite."""
         if val_loss is not None or val_accuracy is not None:
             return read_metrics({"val_loss": val_loss, "val_accuracy": val_accuracy})
         if self.evaluate is None:
             raise ValueError("step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=...")
-        with preserve_state(self.model), evaluating(self.model):
-            return self._run_evaluate()
-
-    def _run_evaluate(self) -> dict[str, float]:
-        assert self.evaluate is not None
-        with evaluating_others(self.model):
-            return read_metrics(self.evaluate())
-
-    def _measure_contributions(self, metric: float | None) -> None:
-        """Metric with the seed minus metric without it; at alpha 0, what the alpha target would give.
-
-        `metric` is that of the network as it is, if it is known.
-        """
-        slot_state = self.model.slot_state
-        measured = to_measure(slot_state)
-        if self.evaluate is None or not measured.any():
-            return
-        switched = np.full(measured.shape, math.nan)
-        with preserve_state(self.model), evaluating(self.model):
-            metric = contribution_metric(self._run_evaluate()) if metric is None else metric
-            for index in np.flatnonzero(measured[0]):
-                slot = self.model.slot_names[index]
-                blended_in = slot_state.alpha[0, index] > 0
-                with self.model.switched_off(slot) if blended_in else self.model.switched_in(slot):
-                    switched[0, index] = contribution_metric(self._run_evaluate())
-                self._usage.check_ablation(self.model, slot)
-        note_contributions(slot_state, measured, np.array([metric]), switched)
-
-    def _changes(self, before: SlotState) -> tuple[StageChange, ...]:
-        after = self.model.slot_state
-        return tuple(
-            StageChange(
-                slot=self.model.slot_names[index],
-                blueprint=self.model.blueprint_names[max(before.blueprint[0, index], after.blueprint[0, index])],
-                old=Stage(before.stage[0, index]),
-                new=Stage(after.stage[0, index]),
-                contribution=float(before.contribution[0, index]),
-            )
-            for index in np.flatnonzero(before.stage[0] != after.stage[0])
-            if before.blueprint[0, index] >= 0 or after.blueprint[0, index] >= 0
-        )
-
-
-def upgrade(state: dict[str, Any]) -> dict[str, Any]:
-    """A saved state in the present format: in version 1 one controller had another name."""
-    if state.get("version") != 1:
-        return state
-    name = {"ScheduleController": "ScriptedController"}.get(state["controller"], state["controller"])
-    return state | {"version": VERSION, "controller": name}
-
-
-def _has_lr_scheduler(optimizer: Optimizer) -> bool:
-    """Whether one of torch's learning-rate schedulers was built on an optimizer; torch marks it so."""
-    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        return self._meter.validate()

@@ -20,7 +20,8 @@ from simic.growth.isolation import preserved_rng
 from simic.growth.model import GrowableModel
 from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
 from simic.lifecycle.stages import LifecycleConfig
-from simic.scheduler.scheduler import Decision, GrowthScheduler
+from simic.scheduler.decision import Decision
+from simic.scheduler.scheduler import GrowthScheduler
 from simic.storage.files import write_file
 from simic.tasks.registry import make_task
 from simic.tasks.task import Task, evaluate

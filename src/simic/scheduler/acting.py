@@ -1,0 +1,43 @@
+"""Carrying out the actions of one decision: usually one, and as many as a controller wants where many slots wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simic.control.baselines import encode_answer
+from simic.growth.model import GrowableModel
+from simic.lifecycle.actions import Column, Op
+
+
+def action_limit(model: GrowableModel, actions_per_decision: int | None) -> int:
+    """Maximum number of actions of a decision; by default one or, in a frozen host, as many as the slots could take."""
+    if actions_per_decision is not None:
+        return actions_per_decision
+    # Per slot: a seed may move on twice and be kept or pruned, and another one planted.
+    return 4 * len(model.slot_names) if model.freeze_host else 1
+
+
+def take_actions(model: GrowableModel, ask: Callable[[list[np.ndarray]], Any], limit: int) -> list[np.ndarray]:
+    """Ask for actions and carry them out until the answer is wait, at most `limit`; returns their rows (H,), in order.
+
+    `ask` gets the rows of this decision so far. If an action is refused, the model is as it was before the first.
+    """
+    seeds = {slot: seed for slot in model.grown_slots if (seed := model.seed(slot)) is not None}
+    before, germinations, rows = model.slot_state.copy(), model.germinations, list[np.ndarray]()
+    try:
+        while len(rows) < limit:
+            row = encode_answer(ask(rows), model.slot_names, model.blueprint_names)
+            model.execute(row)
+            if row[Column.OP] == Op.WAIT and rows:
+                break
+            rows.append(row)
+            if row[Column.OP] == Op.WAIT:
+                break
+    except Exception:
+        if rows:
+            model.set_seeds(seeds, before, germinations)
+        raise
+    return rows
