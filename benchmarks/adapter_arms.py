@@ -173,7 +173,7 @@ def _peft_model(problem: Problem, model: nn.Module, config: peft.PeftConfig) -> 
     return adapted
 
 
-ARMS = (
+FIXED_ARMS = (
     Arm(name="head", family="head", start=start_head),
     *(
         Arm(name=f"lora-{placement}-{rank}", family=f"lora-{placement}-4", start=partial(start_lora, placement, rank))

@@ -101,8 +101,8 @@ def draw_windows(name: str, steps: int, rng_seed: int) -> Sample:
     start = rng.integers(max(len(train) - length, 1))
     excerpt, half = train[start : start + length], len(held_out) // 2
     batches = [_draw(excerpt, 16, rng) for _ in range(steps)]
-    validation, test = (_draw(part, count, rng) for part, count in ((held_out[:half], 64), (held_out[half:], 256)))
-    return Sample(batches, validation, test, _draw(held_out_split(_tokens("moby dick"))[1], 256, rng))
+    validation, test = (_draw(part, count, rng) for part, count in ((held_out[:half], 64), (held_out[half:], 192)))
+    return Sample(batches, validation, test, _draw(held_out_split(_tokens("moby dick"))[1], 128, rng))
 
 
 def _draw(tokens: np.ndarray, count: int, rng: np.random.Generator) -> Batch:
@@ -148,6 +148,7 @@ def load_classifier() -> Classifier:
     from transformers import AutoModel, logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would name the pooler's weights, which are left out
     return Classifier(AutoModel.from_pretrained(data_path("minilm"), add_pooling_layer=False), 2)
 
 
@@ -176,12 +177,12 @@ def draw_sentences(steps: int, rng_seed: int) -> Sample:
     held_out = len(order) // 4
     rows = {
         "train": rng.choice(order[2 * held_out :], 16 * steps, replace=False),
-        "validation": rng.choice(order[:held_out], 160, replace=False),
+        "validation": rng.choice(order[:held_out], 128, replace=False),
         "test": rng.choice(order[held_out : 2 * held_out], 400, replace=False),
     }
     made = {part: _shuffle_half([_sentences("austen")[row] for row in chosen], rng) for part, chosen in rows.items()}
     batches = list(zip(*(part.split(16) for part in made["train"]), strict=True))
-    others = rng.choice(len(_sentences("moby dick")), 160, replace=False)
+    others = rng.choice(len(_sentences("moby dick")), 96, replace=False)
     source = _pieces([_sentences("moby dick")[row] for row in others])
     return Sample(batches, made["validation"], made["test"], (source, torch.zeros(len(source))))
 
@@ -217,7 +218,7 @@ _gpt = partial(
     block=r"blocks\.(\d+)",
     head=None,
     load=pretrained_gpt,
-    steps=96,
+    steps=64,
     forgetting=source_bits,
     higher_is_better=False,
 )

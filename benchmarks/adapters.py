@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import tyro
-from adapter_arms import ARMS, Adaptation, Arm, head_parameters
+from adapter_arms import FIXED_ARMS, Adaptation, Arm, head_parameters
+from adapter_growth import GROWING_ARMS
 from adapter_problems import PROBLEMS, Problem, Sample, evaluate
 from adapter_report import report
 from torch import nn
@@ -36,9 +37,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.flop_counter import FlopCounterMode
 
-ADAPTER_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-RATES = {"full": (1e-4, 3e-4, 1e-3, 3e-3), "adalora": (3e-3, 1e-2, 3e-2, 1e-1)}
-"""Family of arms -> its grid of learning rates, if other than that of adapters."""
+ARMS = (*FIXED_ARMS, *GROWING_ARMS)
+LORA_RATES = (1e-3, 3e-3, 1e-2)
+RATES = {
+    "full": (1e-4, 3e-4, 1e-3),
+    "adalora": (1e-2, 3e-2, 1e-1),
+    # LoRA that grows has no factor alpha / rank, which peft's has.
+    **{arm.family: (3e-3, 1e-2, 3e-2) for arm in GROWING_ARMS},
+}
+"""Family of arms -> its grid of learning rates, if other than that of LoRA."""
 HEAD_RATE = 1e-2
 """Learning rate of the head in all arms."""
 TUNING_SEEDS = (1000, 1001)
@@ -103,7 +110,7 @@ def tuning_jobs(chosen: Sequence[tuple[Problem, Arm]], *, quick: bool) -> Iterat
     """All rates of all families that are needed, on rng seeds that are not reported."""
     for rng_seed in TUNING_SEEDS[: 1 if quick else None]:
         for problem, family in dict.fromkeys((problem.tuned_on, arm.family) for problem, arm in chosen):
-            for rate in RATES.get(family, ADAPTER_RATES) if needs_rate(family) else ():
+            for rate in RATES.get(family, LORA_RATES) if needs_rate(family) else ():
                 yield Job(problem, family, rng_seed, rate)
 
 
@@ -202,8 +209,8 @@ def make_optimizer(problem: Problem, model: nn.Module, rate: float) -> Optimizer
     """AdamW on all that is trained; the head has its own learning rate."""
     head = head_parameters(problem, model)
     ids = {id(parameter) for parameter in head}
-    others = [each for each in model.parameters() if each.requires_grad and id(each) not in ids]
-    # A model that nothing adapts still goes through the loop, with an optimizer that changes nothing.
+    # Frozen parameters, which get no gradient and do not change, tell the growth scheduler how to train seeds.
+    others = [each for each in model.parameters() if id(each) not in ids]
     groups = [{"params": others, "lr": rate}, {"params": head, "lr": HEAD_RATE}]
     return torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
 
