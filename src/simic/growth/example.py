@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 ExampleInput = Tensor | tuple | Mapping[str, Any]
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def call(model: nn.Module, example_input: ExampleInput) -> Any:
