@@ -196,3 +196,16 @@ def test_the_cost_is_told(settings, told):
 def test_wrong_costs_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
+
+
+def test_several_actions_of_one_decision_do_not_fossilize_what_was_measured_earlier():
+    """Decisions 0 and 3 measure; at decision 4 the ramp has landed and the plan would advance and fossilize at once."""
+    scheduler, _ = make(PlanController(Plan(max_seeds=1)), evaluate_every=3, actions_per_decision=4)
+    grow(scheduler, 6)
+    stages = [[str(change.new) for change in decision.changes] for decision in scheduler.decisions]
+    assert stages == [["blending"], [], [], ["fossilized"], [], []]
+    scheduler, _ = make(PlanController(Plan(max_seeds=1, tempo=5)), evaluate_every=4, actions_per_decision=4)
+    grow(scheduler, 9)
+    stages = [[str(change.new) for change in decision.changes] for decision in scheduler.decisions]
+    # The ramp lands with decision 5, which was measured last at decision 4; decision 8 measures again.
+    assert stages == [["blending"], [], [], [], [], ["holding"], [], [], ["fossilized"]]

@@ -158,14 +158,18 @@ def test_a_step_that_fails_after_the_metric_left_0_to_1_leaves_no_trace():
 
     scheduler = scheduled(linear_model(), [], lambda: {"reward": 0.5}, metric="reward", mode="max")
     grow(scheduler, 1)
-    before = repr(scheduler.state_dict())
+
+    def state() -> str:
+        trained = ("optimizer_steps", "gradients")
+        return repr({name: value for name, value in scheduler.state_dict().items() if name not in trained})
+
+    before = state()
     own, scheduler.controller = scheduler.controller, Fails()
     train(scheduler)
     with pytest.raises(RuntimeError, match="out of order"):
         scheduler.step(7.0)
     scheduler.controller = own
-    untrained = {"optimizer_steps": 0, "gradients": {"steps": 0, "norms": []}}
-    assert repr(scheduler.state_dict() | untrained) == before
+    assert state() == before
 
 
 # How metrics are given.

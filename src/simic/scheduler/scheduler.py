@@ -214,6 +214,7 @@ class GrowthScheduler:
         """Ask the controller for its actions and carry them out; each sees what those before it have changed."""
 
         def ask(rows: list[np.ndarray]) -> Any:
+            self._meter.forget_outdated()  # an action before may have made a seed held
             facts = self.facts()
             return self.controller.act(replace(facts, previous_action=rows[-1][None]) if rows else facts)
 
