@@ -134,10 +134,23 @@ def test_the_whole_model_is_one_graph(graphs):
     assert len(graphs) == 1
 
 
-def test_a_network_around_the_model_is_evaluated_in_evaluation_mode_when_compiled(graphs):
-    model = make_model()
-    outer = nn.Sequential(model, nn.Dropout(0.5)).train()
-    net = torch.compile(outer, backend=Backend(graphs))
+class Outer(nn.Module):
+    """A network around the model, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.drop = make_model(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.body(x))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_network_around_the_model_is_evaluated_in_evaluation_mode_when_compiled(graphs, in_place):
+    outer = Outer()
+    model, net = outer.body, outer if in_place else torch.compile(outer, backend=Backend(graphs))
+    if in_place:
+        outer.compile(backend=Backend(graphs))
     optimizer, found = SGD(outer.parameters(), lr=0.1), []
 
     def evaluate():
@@ -148,4 +161,4 @@ def test_a_network_around_the_model_is_evaluated_in_evaluation_mode_when_compile
     optimizer.step()
     growth.step()
     assert len(set(found)) == 1
-    assert outer[1].training
+    assert outer.drop.training

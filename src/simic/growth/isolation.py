@@ -112,9 +112,16 @@ _HOOK_ID = -1
 
 
 def _visit(module: nn.Module, args: Any) -> None:
-    if not torch.compiler.is_compiling():
-        for others in tuple(_VISITORS):
-            others.visit(module)
+    if module.training:
+        (_visit_outside_graph if torch.compiler.is_compiling() else _visit_all)(module)
+
+
+def _visit_all(module: nn.Module) -> None:
+    for others in tuple(_VISITORS):
+        others.visit(module)
+
+
+_visit_outside_graph = torch._disable_dynamo(_visit_all)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @contextmanager
