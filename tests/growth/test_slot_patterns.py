@@ -93,6 +93,8 @@ def test_a_table_of_patterns_states_the_topology_of_each():
         ("*.1", ValueError, None),
         (re.compile("q"), ValueError, "no submodule with weights has a name that fits 'q'"),
         (nn.Conv2d, ValueError, "no submodule of class Conv2d; it has Block, LayerNorm, Linear"),
+        ("LayerNorm", ValueError, "no submodule 'LayerNorm'; a class is given as such"),
+        (["head", "linear"], ValueError, "the word 'linear' stands by itself, not in a list"),
         (int, TypeError, "subclass of nn.Module such as nn.Linear, got int"),
         (7, TypeError, "got 7"),
         ([7], ValueError, "write '7'"),
@@ -182,6 +184,8 @@ def test_candidates_say_what_may_grow_where_and_what_is_left_out():
     assert chosen(candidates.names) == candidates.names
     assert [candidate.name for candidate in simic.find_slots(host, X, "*.mlp")] == both("mlp")
     assert [candidate.name for candidate in simic.find_slots(host, X, "auto")] == ["blocks.0", "blocks.1", "head"]
+    with pytest.raises(ValueError, match=r"GrowableModel already.* pass model.host"):
+        simic.find_slots(GrowableModel(host, example_input=X), X)
     (head,) = [candidate for candidate in simic.find_slots(host, X, "linear") if candidate.name == "head"]
     assert head.reason == "it makes the host's output"
     assert not head.grows
