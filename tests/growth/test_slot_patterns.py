@@ -294,3 +294,20 @@ def test_directions_of_slots_between_which_they_change():
 
     sites = GrowableModel(Recurrent(), ["early", "late", "head"], example_input=X).sites
     assert [site.shape.causal for site in sites] == [True, True, True]
+
+
+def test_keys_and_values_that_a_host_returns_are_not_its_output():
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key, self.value, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            key, value = self.key(x), self.value(x)
+            logits = self.head((key * value).tanh())
+            return {"logits": logits[:, -1], "key": key.unflatten(-1, (2, 4)), "value": value.unflatten(-1, (2, 4))}
+
+    assert chosen("linear", Cached()) == ["key", "value"]
+    with torch.device("meta"):
+        host, x = Cached(), torch.randn(2, 5, 8)
+    assert chosen("linear", host, x) == ["key", "value", "head"]  # without memory a slice cannot be told
