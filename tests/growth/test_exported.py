@@ -74,6 +74,10 @@ def test_configs_that_do_not_fit_are_refused():
     host = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r"config does not fit this host.*no attribute"):
         simic.build_exported(host, config)
+    with pytest.raises(TypeError, match=r"got a str; if it is in a file, read that with json.load"):
+        simic.build_exported(Net(), json.dumps(config))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="host must be the plain network, freshly built, got a GrowableModel"):
+        simic.build_exported(grown_model(), config)
     for broken, message in (
         ({}, "'format'"),
         ({"format": "other", "version": 1, "grown": []}, "its format is 'other'"),

@@ -13,6 +13,7 @@ X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
 def make_host() -> nn.Module:
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 6), nn.ReLU(), nn.Linear(6, 2)
     )
@@ -52,7 +53,7 @@ def test_seeds_follow_a_change_of_dtype(dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_seeds_are_born_with_the_dtype_that_the_host_has_then(dtype):
-    model = GrowableModel(make_host(), ["0", "3"], example_input=X, max_flops=1e9).to(dtype)
+    model = GrowableModel(make_host(), ["0", "3"], example_input=X, max_growth=9.0).to(dtype)
     for slot, blueprint in (("0", "widen"), ("3", "mlp")):
         model.execute(Action("germinate", slot, blueprint, style="gated"))
     for _ in range(4):
@@ -115,7 +116,7 @@ class Shared(nn.Module):
 
 def test_a_submodule_under_two_names_keeps_one_seed_in_all_forms(tmp_path):
     tokens = torch.arange(6).reshape(2, 3)
-    model = GrowableModel(Shared(), ["again"], example_input=tokens, max_flops=1e6)
+    model = GrowableModel(Shared(), ["again"], example_input=tokens)
     assert model.sites[0].runs == 2
     model.plant("again", "mlp")
     nn.init.normal_(next(p for p in list(model.seeds.parameters())[::-1] if p.dim() > 1))

@@ -45,7 +45,8 @@ class Budget:
     """Floating-point operations of a forward pass over the example input, as torch's FlopCounterMode counts them."""
 
     def __post_init__(self) -> None:
-        if self.max_parameters is not None and not isinstance(self.max_parameters, Integral):
+        whole = isinstance(self.max_parameters, Integral) and not isinstance(self.max_parameters, bool)
+        if self.max_parameters is not None and not whole:
             raise ValueError(f"max_parameters must be a whole number, got {self.max_parameters!r}")
         for name in ("max_growth", "max_flops"):
             value = getattr(self, name)

@@ -49,6 +49,15 @@ def build_exported(host: nn.Module, config: Mapping[str, Any]) -> nn.Module:
     Its weights are those of newborn parts: load the exported network's state dict. The result is made of torch's and
     the host's classes; blueprints of your own must be registered. A refused config leaves the host as it was.
     """
+    from simic.growth.model import GrowableModel  # which imports this module
+
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"config must be the table that export(config=True) gave, got a {type(config).__name__}; if it is in a "
+            "file, read that with json.load"
+        )
+    if not isinstance(host, nn.Module) or isinstance(host, GrowableModel):
+        raise TypeError(f"host must be the plain network, freshly built, got a {type(host).__name__}")
     try:
         if config["format"] != FORMAT or config["version"] != VERSION:
             raise ValueError(f"its format is {config['format']!r:.40}, version {config['version']!r:.40}")

@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import nn
 
 from simic.growth.example import ExampleInput, first_tensor
+from simic.growth.model import GrowableModel
 from simic.growth.slot_choice import find_blocks, find_linear
 from simic.growth.slot_discovery import TracedHost
 from simic.growth.slot_patterns import AUTO, LINEAR, Slots, has_weight_matrix, match_slots, never_runs
@@ -80,6 +81,10 @@ def find_slots(model: nn.Module, example_input: ExampleInput, slots: Slots | Non
     `slots` is what GrowableModel takes, so that a pattern can be tried. Submodules without weights, such as activation
     functions, may be slots too if they are named. The model is left as it is.
     """
+    if isinstance(model, GrowableModel):
+        raise ValueError(
+            "the model is a GrowableModel already, its slots are model.slot_names; for other candidates pass model.host"
+        )
     host = TracedHost(model, example_input)
     auto, reasons, topologies = find_blocks(host)[0], dict[str, str](), dict[str, str]()
     if slots is None:

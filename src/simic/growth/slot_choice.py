@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -148,7 +149,8 @@ def _is_head(host: TracedHost, name: str) -> bool:
 
 
 def _is_part(final: Tensor, tensor: Tensor) -> bool:
+    has_memory = all(each.layout is torch.strided and not each.is_meta for each in (final, tensor))
     # Keys and values that a host returns for its cache are views too, but with a dimension more: the heads'.
-    if final is tensor or tensor.is_meta or final.dim() > tensor.dim():
+    if final is tensor or not has_memory or final.dim() > tensor.dim():
         return final is tensor
     return final.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

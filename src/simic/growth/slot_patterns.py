@@ -137,6 +137,10 @@ def _no_match(entry: SlotPattern, modules: dict[str, nn.Module]) -> str:
         hint = "" if isinstance(entry, re.Pattern) else "; a regular expression is given as re.compile(...)"
         close = _close(re.sub(r"[^\w.]", "", pattern), known)
         return f"no submodule with weights has a name that fits {pattern!r}; {close}{hint}"
+    if entry in (AUTO, *LINEAR):
+        return f"the model has no submodule {entry!r}; the word {entry!r} stands by itself, not in a list"
+    if entry in {type(module).__name__ for module in modules.values()}:
+        return f"the model has no submodule {entry!r}; a class is given as such, for instance slots=nn.Linear"
     return f"the model has no submodule {entry!r}; {_close(entry, known)}"
 
 
