@@ -11,7 +11,7 @@ LENGTH, TEXT = 32, "".join(topics.values())[:40_000]
 ALPHABET = sorted(set(TEXT))
 
 
-def main(epochs: int = 12, controller="heuristic", folder: str = "runs/transformers_gpt2"):
+def main(epochs: int = 10, controller="heuristic", folder: str = "runs/transformers_gpt2"):
     """Train and grow; the folder then holds checkpoints that a second run could resume."""
     torch.manual_seed(0)
     tokens = torch.tensor([ALPHABET.index(letter) for letter in TEXT]).split(LENGTH)[:-1]

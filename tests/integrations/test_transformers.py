@@ -282,7 +282,7 @@ def test_accumulation_and_clipping_include_seeds(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's compiler
 def test_other_ways_to_train(tmp_path, args):
-    trainer = make_trainer(tmp_path, num_train_epochs=4, **args)
+    trainer = make_trainer(tmp_path, num_train_epochs=3, **args)
     growth = grow(trainer)
     trainer.train()
     seed = growth.model.seed(FIRST)

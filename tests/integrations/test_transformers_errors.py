@@ -24,15 +24,19 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        ({"growth": {"controller": "heuristics"}}, "did you mean heuristic"),
+        ({"growth": {"slots": ["nowhere"]}}, "the model has no submodule 'nowhere'"),
         ({"eval_strategy": "no"}, 'set eval_strategy="epoch" or "steps"'),
         ({"trainer": {"eval_dataset": {"a": make_data(4, 0), "b": make_data(4, 1)}}}, "'eval_loss' belongs to none"),
         ({"trainer": {"train_dataset": Stream()}, "max_steps": 4}, "pass example_input="),
     ],
 )
 def test_settings_that_growth_needs(tmp_path, args, message):
-    trainer = make_trainer(tmp_path, **args)
+    settings = dict(args)
+    growth = settings.pop("growth", {})
+    trainer = make_trainer(tmp_path, **settings)
     with pytest.raises(ValueError, match=message):
-        grow(trainer)
+        grow(trainer, **growth)
     assert not hasattr(trainer.model, "seeds")
     assert len(trainer.callback_handler.callbacks) == len(make_trainer(tmp_path).callback_handler.callbacks)
 

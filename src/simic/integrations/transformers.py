@@ -27,10 +27,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from simic.control.baselines import Controller
 from simic.control.governor import GovernorConfig
+from simic.control.registry import make_controller
 from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds
@@ -67,19 +67,17 @@ def attach(
     default the loss), which costs one evaluation per live seed and decision; `max_eval_samples` bounds its size.
     """
     check_trainer(trainer)
+    rng_seed = trainer.args.seed if rng_seed is None else rng_seed
+    if isinstance(controller, str):
+        make_controller(controller, rng_seed)  # now rather than when the training begins, if there is none of this name
     make_growable = partial(
         grow_in_place,
         slots=slots,
         example_input=example_of(trainer) if example_input is None else example_input,
         lifecycle=lifecycle,
-        rng_seed=trainer.args.seed if rng_seed is None else rng_seed,
+        rng_seed=rng_seed,
     )
-    make_scheduler = partial(
-        GrowthScheduler,
-        controller=controller,
-        rng_seed=trainer.args.seed if rng_seed is None else rng_seed,
-        governor=governor,
-    )
+    make_scheduler = partial(GrowthScheduler, controller=controller, rng_seed=rng_seed, governor=governor)
     return TrainerGrowth(trainer, make_growable, make_scheduler, TrainerEvaluation(trainer, max_eval_samples), horizon)
 
 
@@ -253,11 +251,8 @@ def last_complete_checkpoint(folder: str | Path) -> str | None:
 
     A process that is killed while it saves leaves a checkpoint behind that Trainer cannot load.
     """
-    newest = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
-    if newest is None:
-        return None
-    step = lambda path: int(path.name.rpartition("-")[2])  # noqa: E731
-    for path in sorted(Path(folder).glob("checkpoint-[0-9]*"), key=step, reverse=True):
+    paths = {int(path.name.rpartition("-")[2]): path for path in Path(folder).glob("checkpoint-[0-9]*")}
+    for _, path in sorted(paths.items(), reverse=True):
         try:  # the last file that Trainer writes
             json.loads((path / "trainer_state.json").read_text())
         except (OSError, ValueError):
