@@ -10,6 +10,7 @@ from torch import nn
 from simic.growth import state_dict as growth_state
 from simic.growth.copies import check_copy
 from simic.growth.data_parallel import in_process_group, watch_output
+from simic.growth.freezing import allow_backward
 
 if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
@@ -76,16 +77,18 @@ def _is_whole_host(model: GrowableModel, tensors: dict[str, Any]) -> bool:
 
 
 class _Watch(_HostHook):
-    """Forward hook in a process group: DDP runs the host, not the model around it, which would see to its seeds."""
+    """Forward hook for what the model around the host does where it is called itself."""
 
     def __call__(self, host: nn.Module, args: Any, output: Any) -> None:
-        watch_output(self.model, output)
+        if in_process_group():
+            watch_output(self.model, output)
+        allow_backward(self.model, output)
 
 
 def hook_host(model: GrowableModel) -> None:
     """Give the host of a model that grows in place its hooks."""
     host: Any = model.host
-    if in_process_group():
+    if in_process_group() or model.freeze_host:
         host.register_forward_hook(_Watch(model))
     host.register_state_dict_post_hook(_Publish(model))
     host.register_load_state_dict_pre_hook(_Restore(model))

@@ -12,7 +12,6 @@ and the GrowableModel that `grow_in_place` returns manages them; it need not be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,16 +19,11 @@ from torch import nn
 from simic.growth.example import ExampleInput
 from simic.growth.host_hooks import hook_host
 from simic.growth.model import GrowableModel
-from simic.lifecycle.stages import LifecycleConfig
+from simic.growth.slot_patterns import Slots
 
 
 def grow_in_place(
-    host: nn.Module,
-    slots: Sequence[str] | Mapping[str, str] | str = "auto",
-    *,
-    example_input: ExampleInput,
-    lifecycle: LifecycleConfig | None = None,
-    rng_seed: int = 0,
+    host: nn.Module, slots: Slots = "auto", *, example_input: ExampleInput, **settings: Any
 ) -> GrowableModel:
     """A GrowableModel whose seeds are registered in the host, under `host.seeds`; arguments are GrowableModel's."""
     if hasattr(host, "seeds"):
@@ -37,7 +31,7 @@ def grow_in_place(
             f"{type(host).__name__} has an attribute `seeds` already: a host that grows in place keeps its seeds under "
             "that name; rename it, and let a host grow once"
         )
-    model = GrowableModel(host, slots, example_input=example_input, lifecycle=lifecycle, rng_seed=rng_seed)
+    model = GrowableModel(host, slots, example_input=example_input, **settings)
     # What the wrapper does not have it reads, sets and deletes in the host, so from here on its seeds are the host's.
     own: Any = host
     own.seeds = model._modules.pop("seeds")

@@ -20,13 +20,14 @@ from simic.growth.blueprints import menu, parameter_table
 from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.data_parallel import in_process_group, watch_output
-from simic.growth.example import ExampleInput, tensors
+from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
 from simic.growth.exported import export_config, follow_export
-from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
+from simic.growth.freezing import FROZEN_LIFECYCLE, allow_backward
+from simic.growth.hooks import attach_seed, check_attached
+from simic.growth.host_checks import check_host, warn_about_hidden_names
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
-from simic.growth.notices import warn_user
 from simic.growth.peft_files import write_peft
 from simic.growth.report import SlotReport, growth_table, slot_reports, summarize, trainable_line
 from simic.growth.seed import Seed, new_seed
@@ -73,17 +74,15 @@ class GrowableModel(nn.Module):
         max_flops: float | None = None,
     ) -> None:
         super().__init__()
-        _check_host(model)
+        if isinstance(model, GrowableModel):
+            raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
+        check_host(model)
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        # The seeds of a frozen host are its whole training: a ramp would only slow it down.
-        usual = LifecycleConfig(ramp_factor=0.0, seeds_per_slot=2) if freeze_host else LifecycleConfig()
-        self.lifecycle = lifecycle or usual
+        self.lifecycle = lifecycle or (FROZEN_LIFECYCLE if freeze_host else LifecycleConfig())
         self.sites = with_seats(find_sites(model, slots, example_input), self.lifecycle.seeds_per_slot)
         self.host = model
         self.freeze_host = freeze_host
-        if freeze_host:
-            model.requires_grad_(False)
         self.seeds = nn.ModuleDict()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
@@ -106,7 +105,9 @@ class GrowableModel(nn.Module):
         """Prefix of the names in the last state dict that was loaded."""
         self.register_load_state_dict_pre_hook(growth_state.restore)
         self.register_load_state_dict_post_hook(growth_state.publish_incompatible)
-        self._warn_about_hidden_names()
+        warn_about_hidden_names(self)
+        if freeze_host:
+            model.requires_grad_(False)
         self._built = True
 
     @property
@@ -134,11 +135,7 @@ class GrowableModel(nn.Module):
         output = self.host(*args, **kwargs)
         if in_process_group():
             watch_output(self, output)
-        if self.freeze_host and self.training and not self.seeds and torch.is_grad_enabled():
-            # Nothing may be trainable until the controller plants a seed; the user's loss.backward() must not fail.
-            for tensor in tensors(output):
-                if tensor.is_floating_point() and not tensor.requires_grad:
-                    tensor.requires_grad_(True)
+        allow_backward(self, output)
         return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -193,15 +190,6 @@ class GrowableModel(nn.Module):
             return False
         own = any(name in self.__dict__[kind] for kind in ("_parameters", "_buffers", "_modules"))
         return not own and hasattr(self.host, name)
-
-    def _warn_about_hidden_names(self) -> None:
-        own = {name for name in (*vars(type(self)), *vars(self), *self._modules) if not name.startswith("_")}
-        shared = sorted((own - set(dir(nn.Module()))) & set(dir(self.host)))
-        if shared:
-            warn_user(
-                f"the host has its own {', '.join(shared)}: on the wrapper these names are simic's; "
-                f"reach the host's as model.host.{shared[0]}"
-            )
 
     # Reading.
 
@@ -403,17 +391,3 @@ class GrowableModel(nn.Module):
         if seed is None:
             raise ValueError(f"slot {slot!r} holds no seed; germinate one first")
         return seed
-
-
-def _check_host(model: nn.Module) -> None:
-    """Raise unless a module can be wrapped."""
-    if isinstance(model, GrowableModel):
-        raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
-    if grown := slots_with_seeds(model):
-        raise ValueError(
-            f"the host has seeds of another GrowableModel in slots {', '.join(grown)}, as a copy of `model.host` "
-            "does; build the host anew, wrap model.export(), or copy the GrowableModel as a whole"
-        )
-    names = {name.split(".")[1] for name in model.state_dict(prefix="host.")}
-    if reserved := {growth_state.GROWTH_KEY, "seeds"} & names:
-        raise ValueError(f"the host's own {sorted(reserved)} would clash with the names of grown parts; rename it")
