@@ -99,10 +99,11 @@ def test_the_network_is_the_one_that_was_validated_last(tmp_path):
 
 def test_the_sanity_check_is_no_decision_and_training_goes_on_in_a_second_fit(tmp_path):
     module, callback = LitNet(), scripted()
-    fit(tmp_path, module, callback, max_epochs=1, num_sanity_val_steps=2)
+    trainer = fit(tmp_path, module, callback, max_epochs=1, num_sanity_val_steps=1)
     assert callback.growth.decisions == []
-    fit(tmp_path, module, callback, max_epochs=3, num_sanity_val_steps=2)
+    fit(tmp_path, module, callback, max_epochs=3, num_sanity_val_steps=1)
     assert [decision.index for decision in callback.growth.decisions] == [0, 1, 2]
+    assert callback.growth.decisions[0].val_loss == trainer.callback_metrics["val_loss"]  # of both batches
     assert module.net.grown_slots == ["stem", "body"]
 
 
@@ -541,11 +542,25 @@ def test_the_input_may_be_given(tmp_path):
     assert module.net.example_input.shape == (7, 6)
 
 
+class Normed(LitNet):
+    """Batch norm before the network that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((self.norm(batch[0]), batch[1]), batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step((self.norm(batch[0]), batch[1]), batch_idx)
+
+
 def test_finding_the_input_leaves_no_trace(tmp_path):
     """Neither random numbers nor batch norm's statistics change, and a run without growth is the same."""
     digests = []
-    for callbacks in ([], [GrowthCallback(SLOTS, "wait")]):
-        module = LitNet()
+    for callbacks in ([], [GrowthCallback(SLOTS, "wait", module="net")]):
+        module = Normed()
         torch.manual_seed(3)
         trainer = make_trainer(tmp_path, *callbacks, max_epochs=2, enable_checkpointing=False)
         shuffled = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)

@@ -71,7 +71,16 @@ RUNS: dict[str, tuple[type[LitNet], Any, dict[str, Any]]] = {
     "heuristic": (LitNet, lambda: GrowthCallback(["stem", "body"], HeuristicController()), {"max_epochs": 9}),
     "random": (LitNet, lambda: GrowthCallback(["stem", "body"], RandomController(4), governor=True), {"max_epochs": 9}),
     "own wrapper": (OwnWrapper, lambda: GrowthCallback(controller=ScriptedController(GROW)), {}),
-    "validated every second epoch": (LitNet, scripted, {"max_epochs": 12, "check_val_every_n_epoch": 2}),
+    "validated every second epoch": (
+        LitNet,
+        scripted,
+        {
+            "max_epochs": 8,
+            "check_val_every_n_epoch": 2,
+            "num_sanity_val_steps": 0,
+            "checkpoint": {"save_on_train_epoch_end": True},
+        },
+    ),
     "two optimizers": (ByHand, lambda: scripted(module="net"), {}),
     "accumulated, clipped, bf16": (
         LitNet,
