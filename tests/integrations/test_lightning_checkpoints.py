@@ -74,7 +74,12 @@ RUNS: dict[str, tuple[type[LitNet], Any, dict[str, Any]]] = {
     "validated every second epoch": (
         LitNet,
         scripted,
-        {"max_epochs": 8, "check_val_every_n_epoch": 2, "checkpoint": {"save_on_train_epoch_end": True}},
+        {
+            "max_epochs": 8,
+            "check_val_every_n_epoch": 2,
+            "num_sanity_val_steps": 0,
+            "checkpoint": {"save_on_train_epoch_end": True},
+        },
     ),
     "two optimizers": (ByHand, lambda: scripted(module="net"), {}),
     "accumulated, clipped, bf16": (
