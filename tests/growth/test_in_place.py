@@ -103,6 +103,25 @@ def test_a_part_of_a_state_keeps_the_seeds():
     assert model.grown_slots == ["body"]
 
 
+def test_a_state_without_record_but_with_the_seeds_keeps_them():
+    model = grown()
+    state = {name: value + 1 for name, value in model.host.state_dict().items() if name != "growth"}
+    model.host.load_state_dict(state)
+    assert model.grown_slots == ["body"]
+    assert all(torch.equal(value, state[name]) for name, value in model.host.state_dict().items() if name != "growth")
+
+
+def test_an_average_that_no_longer_matches_is_refused():
+    """A copy of the host, as averaged weights are, whose source has grown since."""
+    model = make()
+    averaged = torch.optim.swa_utils.AveragedModel(model.host)
+    model.plant("body", "low_rank")
+    averaged.update_parameters(model.host)
+    averaged.update_parameters(model.host)
+    with pytest.raises(RuntimeError, match="has grown or pruned since the copy was made"):
+        averaged.state_dict()
+
+
 def test_seeds_without_their_record_are_refused():
     """As in a checkpoint that is loaded file by file: torch would drop them."""
     state = grown().host.state_dict()

@@ -338,13 +338,16 @@ def test_a_model_that_trainer_builds_itself_grows_too(tmp_path):
 
 def test_a_second_training_goes_on_growing(tmp_path):
     trainer = make_trainer(tmp_path, num_train_epochs=3)
-    growth = grow(trainer)
+    plan = {0: Action("germinate", FIRST, "low_rank", tempo=3), 2: Action("germinate", SECOND, "low_rank", tempo=3)}
+    growth = grow(trainer, controller=ScriptedController(plan))
     trainer.train()
     trainer.train()
     assert growth.scheduler is not None
     assert [decision.index for decision in growth.scheduler.decisions] == [0, 1, 2, 3]
     assert growth.scheduler.horizon == 6
-    assert growth.model.growth()[0].stage == Stage.HOLDING
+    assert growth.model.grown_slots == [FIRST, SECOND]
+    # The second training has a learning-rate scheduler of its own, which also drives the seed that came with it.
+    assert len(trainer.lr_scheduler.base_lrs) == len(trainer.optimizer.param_groups)
 
 
 def test_the_rule_of_thumb_grows_what_auto_finds(tmp_path):

@@ -50,6 +50,8 @@ def test_predict_evaluate_and_generate(tmp_path):
     tokens = torch.stack([row["input_ids"] for row in make_data(24, 2)])
     with torch.no_grad():
         assert torch.equal(torch.as_tensor(predicted.predictions), trainer.model(input_ids=tokens).logits)
+    unlabelled = [{"input_ids": row["input_ids"]} for row in make_data(4, 3)]
+    assert "eval_loss" not in trainer.evaluate(unlabelled)  # growth asks for its metric only while it trains
     with growth.model.switched_off(FIRST):
         assert trainer.evaluate()["eval_loss"] != last
     model: Any = trainer.model
