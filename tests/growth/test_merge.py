@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import simic
 from simic import GrowableModel, SlotShape
 from simic.growth.blueprints import new_branch
 from simic.growth.merge import affine_map
@@ -175,3 +176,16 @@ def test_what_is_no_lora_is_not_written_for_peft(plants, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         write_peft(model, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
+
+
+def test_a_loaded_frozen_model_trains_what_was_trained(tmp_path):
+    x = torch.randn(4, 5)
+    model = GrowableModel(TwoLayers(), ["first"], example_input=x, freeze_host=True)
+    model.host.head.requires_grad_(True)
+    model.plant("first", "lora_2")
+    simic.save(model, tmp_path / "model.safetensors")
+    again = simic.load(tmp_path / "model.safetensors", TwoLayers())
+    assert again.freeze_host
+    assert [n for n, p in again.named_parameters() if p.requires_grad] == [
+        n for n, p in model.named_parameters() if p.requires_grad
+    ]

@@ -52,6 +52,7 @@ def test_the_first_seeds_are_there_before_the_first_batch_and_only_they_train():
     assert model.grown_slots == LAYERS
     assert (model.slot_state.alpha[0, ::2] == 1).all()  # no ramp
     assert [len(decision.actions) for decision in growth.decisions] == [6]  # planted and moved on
+    assert growth.decisions[0].host_epoch == 0
     before = float(cross_entropy(model(X), Y).detach())
     train(growth, 6)
     assert float(cross_entropy(model(X), Y).detach()) < before - 0.01
@@ -132,6 +133,7 @@ def test_resumed_equals_uninterrupted(controller, tmp_path):
     assert second.model.state_dict().keys() == straight.model.state_dict().keys()
     for name, value in straight.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
+    assert second.decisions[-1].host_epoch == 6
 
 
 @pytest.mark.parametrize("controller", ["adapters", "heuristic", "pretrained", "random", "plan"])

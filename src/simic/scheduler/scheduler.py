@@ -104,6 +104,7 @@ class GrowthScheduler:
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.decisions: list[Decision] = []
         self._next_index = 0
+        self._early = False  # whether the first decision was taken before training
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
@@ -156,7 +157,7 @@ class GrowthScheduler:
         refuse_sharded(self.model)
         self._arguments.check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
-        self._usage.check(self._next_index, self.horizon)
+        self._usage.check(self._next_index, self._planned)
         self._ranks.check("before a decision", decision=self._next_index, trained=not self._usage.idle)
         known = {"val_loss": val_loss, "val_accuracy": val_accuracy, "train_loss": train_loss}
         given = self._metric.collect(metrics, known | others)
@@ -194,11 +195,8 @@ class GrowthScheduler:
         return decision
 
     def _take_first_decision(self) -> None:
-        """Plant the first seeds of a frozen host, which has nothing to train without them, before anything is measured.
-
-        It is a decision of its own, so there is one more than host epochs.
-        """
-        self.horizon += 1 if self.horizon else 0
+        """Plant the first seeds of a frozen host, which has nothing to train without them."""
+        self._early = True
         before = self.model.slot_state.copy()
         self._announce(self._finish(self._act(), before, {}, {}, {}))
 
@@ -248,6 +246,7 @@ class GrowthScheduler:
             index=self._next_index,
             actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
             changes=stage_changes(self.model, before, sizes),
+            early=self._early,
             evaluations=self._meter.evaluations,
             **figures,
             **self._metrics_by_name(numbers),
@@ -261,6 +260,11 @@ class GrowthScheduler:
     def _metrics_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
         """The fields of a decision that follow from all metrics, and the size of the network."""
         return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": self._count_parameters()}
+
+    @property
+    def _planned(self) -> int:
+        """Number of decisions that are planned; 0 if it is not known."""
+        return self.horizon + self._early if self.horizon else 0
 
     def _count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -299,7 +303,7 @@ class GrowthScheduler:
         return self._announcer.register(kind, hook)
 
     def __repr__(self) -> str:
-        planned = f" of {self.horizon}" if self.horizon else ""
+        planned = f" of {self._planned}" if self.horizon else ""
         return describe_scheduler(
             self.model,
             controller=type(self.controller).__name__,
@@ -315,7 +319,7 @@ class GrowthScheduler:
             self.model,
             self._history,
             decision=np.array([self._next_index]),
-            horizon=np.array([self.horizon]),
+            horizon=np.array([self._planned]),
             previous_action=self._previous_action,
             host_gradient_norm=np.array([self._gradients.host_norm()]),
             metric_scale=self._metric.scale_of(self._history["val_loss"]),
@@ -360,6 +364,7 @@ class GrowthScheduler:
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
         self.decisions = read_decisions(state)
+        self._early = any(decision.early for decision in self.decisions)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 
