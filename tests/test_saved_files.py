@@ -79,3 +79,31 @@ def test_a_growing_model():
     nn.functional.cross_entropy(model.train()(x), y).backward()
     optimizer.step()
     assert growth.step().index == 4
+    assert [decision.index for decision in growth.decisions] == [4], "the first four are not in the file"
+    assert [row["epoch"] for row in growth.history()] == [5]
+
+
+def test_a_growing_model_of_format_2():
+    """Written beside a governor, with loss and accuracy; it has no decisions and names no metric."""
+
+    def make(**settings) -> GrowthScheduler:
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+        model = GrowableModel(net, ["0", "2"], example_input=torch.zeros(1, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        script = ScriptedController([Action("wait")] * 9)
+        metrics = {"val_loss": 0.6, "val_accuracy": 0.5, "f1": 0.5}
+        return GrowthScheduler(model, optimizer, script, evaluate=lambda: metrics, governor=True, **settings)
+
+    growth = make()
+    growth.load(FILES / "growth_version_2.safetensors")
+    model = growth.model
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    assert float(model.eval()(x).detach().sum()) == pytest.approx(7.3859696, abs=1e-5)
+    assert growth.decisions == []
+    nn.functional.cross_entropy(model.train()(x), (x[:, 0] > 0).long()).backward()
+    growth.optimizer.step()
+    assert growth.step().index == 3
+    assert growth.facts().val_accuracy[0, -4:].tolist() == [0.4375, 0.4375, 0.4375, 0.5]
+    with pytest.raises(ValueError, match=r"metric is val_accuracy or val_loss, here it is f1 \(max\)"):
+        make(metric="f1", mode="max").load(FILES / "growth_version_2.safetensors")

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from simic.control.registry import controller as controller
     from simic.growth.blueprints import blueprint as blueprint
     from simic.growth.branch_layers import zeroed as zeroed
+    from simic.growth.exported import build_exported as build_exported
     from simic.growth.model import GrowableModel as GrowableModel
+    from simic.growth.rebuild import load as load
+    from simic.growth.rebuild import save as save
+    from simic.growth.slot_candidates import find_slots as find_slots
     from simic.growth.slot_shape import SlotShape as SlotShape
     from simic.lifecycle.actions import Action as Action
     from simic.lifecycle.actions import Op as Op
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from simic.rewards.schemes import reward as reward
     from simic.rewards.schemes import reward_term as reward_term
     from simic.rewards.transition import Transition as Transition
+    from simic.scheduler.decision import Decision as Decision
+    from simic.scheduler.events import GrowthEvent as GrowthEvent
     from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
     from simic.storage.bundle import load_bundle as load_bundle
     from simic.storage.bundle import save_bundle as save_bundle
@@ -62,7 +68,10 @@ _NAMES: dict[str, str] = {
     "control.registry": "controller",
     "growth.blueprints": "blueprint",
     "growth.branch_layers": "zeroed",
+    "growth.exported": "build_exported",
     "growth.model": "GrowableModel",
+    "growth.rebuild": "load save",
+    "growth.slot_candidates": "find_slots",
     "growth.slot_shape": "SlotShape",
     "lifecycle.actions": "Action Op",
     "lifecycle.stages": "IllegalActionError LifecycleConfig Stage",
@@ -72,6 +81,8 @@ _NAMES: dict[str, str] = {
     "policy.registry": "policy_network",
     "rewards.schemes": "RewardConfig reward reward_term",
     "rewards.transition": "Transition",
+    "scheduler.decision": "Decision",
+    "scheduler.events": "GrowthEvent",
     "scheduler.scheduler": "GrowthScheduler",
     "storage.bundle": "load_bundle save_bundle",
     "tasks.data": "Data",

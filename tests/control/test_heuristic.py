@@ -213,6 +213,7 @@ def alone(facts, index) -> Facts:
     """The facts of one host alone."""
     one = slice(index, index + 1)
     names = ("host_parameters", "seed_parameters", "decision", "val_loss", "val_accuracy")
+    names += ("metric_scale", "awaits_contribution")
     slots = SlotState(**{field.name: getattr(facts.slots, field.name)[one] for field in dataclasses.fields(SlotState)})
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[one] for name in names})
 
@@ -291,3 +292,11 @@ def test_memory_of_other_hosts_is_refused():
 def test_a_rule_that_cannot_work_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         HeuristicConfig(**fields)
+
+
+def test_a_held_seed_that_awaits_its_measurement_is_neither_kept_nor_pruned():
+    held = one_slot_in(Stage.HOLDING, slice(None), stage_age=9, alpha=1.0, alpha_target=1.0)
+    facts = make_facts(slots=held)
+    assert says(HeuristicController(CONFIG), facts).op == "prune", "one that is never measured"
+    waiting = dataclasses.replace(facts, awaits_contribution=np.ones_like(facts.awaits_contribution))
+    assert says(HeuristicController(CONFIG), waiting).op == "wait"

@@ -6,17 +6,26 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.facts import make_facts, one_slot_in, random_facts
+from helpers.facts import MIDDLE, make_facts, one_slot_in, random_facts, says
 from torch import nn
 
 from simic import (
     Action,
     GrowableModel,
+    HeuristicConfig,
+    HeuristicController,
     LifecycleConfig,
     Op,
+    RandomController,
     Stage,
 )
+from simic.control.learned import row_masks
 from simic.control.legality import Masks, flat_mask, legal_masks, replace_illegal
+from simic.control.plan import Plan, PlanController
+from simic.lifecycle.actions import HEAD_USED, HEADS, STYLES, Column
+from simic.policy.network import GROWTH_TREE
+
+GATED = [style.name for style in STYLES].index("gated")
 
 
 def test_a_blueprint_that_does_not_fit_its_slot_by_hand():
@@ -78,3 +87,41 @@ def test_blueprints_are_masked_by_topology():
             else:
                 with pytest.raises(ValueError, match="does not fit"):
                     model.execute(Action("germinate", slot, blueprint))
+
+
+def _without_gates(facts):
+    """The facts where a budget has no room for gates under any operation that has a style."""
+    styles = np.ones((facts.num_hosts, len(Op), len(STYLES)), dtype=bool)
+    styles[:, [Op.GERMINATE, Op.SET_ALPHA_TARGET], GATED] = False
+    return dataclasses.replace(facts, legal_styles=styles)
+
+
+def test_styles_that_do_not_fit_into_a_budget_are_not_chosen():
+    rng, controller = np.random.default_rng(0), RandomController(0)
+    drawn = set()
+    for decision in range(60):
+        facts = _without_gates(random_facts(rng, decision))
+        actions = controller.act(facts)
+        has_style = HEAD_USED[actions[:, Column.OP], Column.STYLE]
+        drawn |= set(actions[has_style, Column.STYLE].tolist())
+        assert not replace_illegal(actions, legal_masks(facts))[1].any()
+    assert drawn == set(range(len(STYLES))) - {GATED}
+    facts = _without_gates(make_facts())
+    action = Action("germinate", 0, MIDDLE, style="gated").encode(facts.slot_names, facts.blueprint_names)
+    assert replace_illegal(action[None], legal_masks(facts))[1].all()
+    rows = row_masks(legal_masks(facts))
+    style_rows = [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == "style"]
+    assert not rows[:, style_rows, GATED].any()
+    assert rows[:, style_rows, :GATED].all()
+
+
+@pytest.mark.parametrize("style", ["gated", "linear-add"])
+def test_rules_with_a_style_that_does_not_fit_into_a_budget_wait(style):
+    controllers = (
+        HeuristicController(HeuristicConfig(style=style, patience=1)),
+        PlanController(Plan(first=0, max_seeds=2, style=style)),
+    )
+    for controller in controllers:
+        facts = [_without_gates(make_facts(decision)) for decision in range(3)]
+        ops = {str(says(controller, own).op) for own in facts}
+        assert ops == ({"wait"} if style == "gated" else ops | {"germinate"})

@@ -442,7 +442,15 @@ def test_the_order_of_slots_is_the_order_of_rows(**slot_state):
 def pick_hosts(facts, index) -> Facts:
     """These hosts, in this order."""
     slots = SlotState(**{f.name: getattr(facts.slots, f.name)[index] for f in dataclasses.fields(SlotState)})
-    shared = {"slots", "lifecycle", "slot_names", "blueprint_names", "blueprint_parameters"}
+    shared = {
+        "slots",
+        "lifecycle",
+        "slot_names",
+        "blueprint_names",
+        "blueprint_parameters",
+        "legal_styles",
+        "in_features",
+    }
     names = [f.name for f in dataclasses.fields(Facts) if f.name not in shared]
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[index] for name in names})
 

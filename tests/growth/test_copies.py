@@ -19,6 +19,19 @@ def make_model() -> GrowableModel:
     return GrowableModel(host, ["0", "2"], example_input=X)
 
 
+class Shared(nn.Module):
+    """One block, registered and run twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.default_generator.manual_seed(0)
+        self.first, self.block, self.last = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)
+        self.again = self.block
+
+    def forward(self, x):
+        return self.last(self.again(self.block(self.first(x))))
+
+
 def move(model: nn.Module, by: float = 1.0) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -69,6 +82,52 @@ def test_an_average_that_follows_holds_the_seeds_too():
     followed.follow(model)
     averaged.update_parameters(model)
     assert len(list(averaged.parameters())) == len(list(model.parameters()))
+
+
+def test_an_average_over_another_structure_is_refused_in_training_mode_too():
+    """Inside another module nothing stops the update itself; the copy's next pass does."""
+    model = make_model()
+    averaged = AveragedModel(nn.Sequential(model), multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    averaged.update_parameters(nn.Sequential(model))
+    model.execute(Action("germinate", "2", "mlp"))
+    averaged.update_parameters(nn.Sequential(model))
+    with pytest.raises(RuntimeError, match="no longer match"):
+        averaged.train()(X)
+
+
+def test_a_copy_follows_a_compiled_source():
+    model = make_model()
+    averaged = averaged_copy(model)
+    model.execute(Action("germinate", "2", "mlp"))
+    followed = averaged.module
+    assert isinstance(followed, GrowableModel)
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    followed.follow(compiled)
+    averaged.update_parameters(compiled)
+    assert followed.grown_slots == ["2"]
+
+
+def test_a_copy_follows_only_a_growable_model():
+    with pytest.raises(TypeError, match="follows the GrowableModel that it was made of, got a Sequential"):
+        make_model().follow(make_model().host)
+
+
+def test_a_submodule_under_two_names_grows_saves_exports_and_is_averaged():
+    model = GrowableModel(Shared(), ["block"], example_input=X)
+    averaged = averaged_copy(model)
+    model.plant("block", "mlp")
+    move(model.seeds, 0.1)
+    expected = model.eval()(X)
+    again = GrowableModel(Shared(), ["block"], example_input=X).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(X), expected)
+    torch.testing.assert_close(model.export()(X), expected)
+    followed = averaged.module
+    assert isinstance(followed, GrowableModel)
+    followed.follow(model)
+    averaged.update_parameters(model)
+    torch.testing.assert_close(averaged.eval()(X), expected)
 
 
 def test_a_copy_follows_only_a_model_with_its_slots():

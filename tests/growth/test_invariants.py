@@ -93,7 +93,8 @@ def example(kind: str) -> Tensor:
 def make_model(kind: str, incubation: Incubation, slots: tuple[str, ...] = (SLOT,)) -> GrowableModel:
     config = LifecycleConfig(incubation=incubation, min_training_decisions=1)
     topologies = dict.fromkeys(slots, TOPOLOGY.get(kind, kind))  # the shape behind a Tanh could be a sequence as well
-    return GrowableModel(make_host(kind), topologies, example_input=example(kind), lifecycle=config)
+    menu = list(BLUEPRINTS)  # also those for frozen hosts
+    return GrowableModel(make_host(kind), topologies, example_input=example(kind), lifecycle=config, blueprints=menu)
 
 
 def germinated(
@@ -254,7 +255,7 @@ def openness(seed: Seed, h: Tensor) -> Tensor:
 def blended_by_hand(twin: nn.Module, seed: Seed, style: str, alpha: float, x: Tensor) -> Tensor:
     """The host's output with the seed's branch f applied to its activation h in the slot, or to what goes in."""
     h = twin.get_submodule("stem")(x)
-    f = seed.branch(x if seed.blueprint.startswith("widen") else h)
+    f = seed.branch(x if seed.blueprint.startswith(("widen", "lora")) else h)
     if style == "linear-multiply":
         s = h * (1 + alpha * torch.tanh(f))
     elif style == "gated":

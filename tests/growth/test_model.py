@@ -149,7 +149,6 @@ class Lambda(nn.Module):
         ([], "slots is empty"),
         ({}, "slots is empty"),
         (["act", "encode_text", "act"], "may be named once, got act several times"),
-        ("encode_text", "got the string 'encode_text'"),
         (["unused"], "'unused' did not run in the traced pass"),
         (["act"], r"'act' changes shape: it ran 2 times in one pass and gave \[\(4, 4\), \(4, 5\)\]"),
         (["rank"], "'rank' must output a float tensor.*got torch.int64"),
@@ -171,9 +170,7 @@ def test_slots_that_cannot_be_are_refused_and_leave_the_host_alone(slots, messag
 
 @pytest.mark.parametrize("slots", [None, 3])
 def test_slots_that_are_no_list_are_refused(slots):
-    with pytest.raises(
-        TypeError, match=f'slots must be "auto", a list of submodule names or a table of them, got {slots}'
-    ):
+    with pytest.raises(TypeError, match=f'slots must be "auto", "linear", .* got {slots}'):
         GrowableModel(make_host(), slots, example_input=X)
 
 

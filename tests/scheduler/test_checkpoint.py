@@ -191,10 +191,10 @@ def snapshot(scheduler):
     }
 
 
-def summary(scheduler, since: int) -> dict[str, Any]:
-    """A digest of each part, and the decisions in words: short enough to cross a process boundary."""
+def summary(scheduler) -> dict[str, Any]:
+    """A digest of each part, and all decisions in words: short enough to cross a process boundary."""
     digests = {part: hashlib.sha256(repr(state).encode()).hexdigest() for part, state in snapshot(scheduler).items()}
-    return digests | {"decisions": [str(decision) for decision in scheduler.decisions[since:]]}
+    return digests | {"decisions": [repr(decision) for decision in scheduler.decisions]}
 
 
 def resume_all(directory: Path) -> None:
@@ -205,7 +205,7 @@ def resume_all(directory: Path) -> None:
         scheduler = make_scheduler(RUNS[path.stem])
         scheduler.load(path)
         live(scheduler, 10)
-        ends[path.stem] = summary(scheduler, since=0)
+        ends[path.stem] = summary(scheduler)
     (directory / "resumed.json").write_text(json.dumps(ends))
 
 
@@ -222,7 +222,7 @@ def ends(tmp_path_factory, request) -> dict[str, tuple[dict, dict]]:
         live(scheduler, 1)
         scheduler.save(directory / f"{name}.safetensors")
         live(scheduler, 10)
-        uninterrupted[name] = summary(scheduler, since=len(scheduler.decisions) - 10)
+        uninterrupted[name] = summary(scheduler)
     subprocess.run([sys.executable, "-W", "error", __file__, str(directory)], check=True, timeout=300)
     resumed = json.loads((directory / "resumed.json").read_text())
     return {name: (uninterrupted[name], resumed[name]) for name in asked}

@@ -34,7 +34,7 @@ def make_model() -> GrowableModel:
     return GrowableModel(nn.Sequential(*blocks, nn.Linear(5, 2)), ["0", "1"], example_input=X)
 
 
-def make_scheduler(*actions, optimizer="adamw", evaluate=True, **settings) -> GrowthScheduler:
+def make_scheduler(*actions, optimizer="adamw", evaluate=True, **settings: Any) -> GrowthScheduler:
     model = make_model()
     opt = OPTIMIZERS[optimizer](model.parameters())
     rate = LambdaLR(opt, lambda epoch: 0.95**epoch)
@@ -42,13 +42,14 @@ def make_scheduler(*actions, optimizer="adamw", evaluate=True, **settings) -> Gr
     def measured():
         return {"val_loss": float(cross_entropy(model(X * 1.1), Y))}
 
+    settings = {"governor": True} | settings
     return GrowthScheduler(
         model,
         opt,
         ScriptedController(actions),
         [rate],
         evaluate=measured if evaluate else None,
-        **({"governor": True} | settings),
+        **settings,
     )
 
 

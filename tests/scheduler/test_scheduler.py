@@ -376,7 +376,7 @@ def test_bad_construction_changes_nothing():
         "the optimizer holds none of the model's parameters": (elsewhere, "wait", [foreign]),
         "the LambdaLR drives another optimizer": (optimizer, "wait", [rate, foreign]),
         "LBFGS cannot train seeds": (lbfgs, "wait", []),
-        "controller must be one of heuristic, random, .* or an object, got 'heuristics'": (optimizer, "heuristics", []),
+        "controller must be one of heuristic, .* or an object, got 'heuristics'": (optimizer, "heuristics", []),
     }
     before = snapshot(model, optimizer, rate), snapshot(stranger, elsewhere, foreign)
     for message, (opt, controller, rates) in bad.items():
@@ -628,3 +628,49 @@ def test_a_seed_with_an_infinite_gradient_can_still_be_saved():
     twin = make_model()
     twin.load_state_dict(model.state_dict())
     assert twin.slot_state.stage[0, 1] == Stage.BLENDING
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_gradients_computed_in_a_closure_are_observed(by_keyword):
+    model = make_model()
+    scheduler = scheduled(model, Action("germinate", "body", "mlp"))
+    train_epoch(scheduler)
+    scheduler.step()
+
+    def closure() -> float:
+        scheduler.optimizer.zero_grad()
+        loss = cross_entropy(model(IMAGES), LABELS)
+        loss.backward()
+        return loss.item()
+
+    scheduler.optimizer.step(closure=closure) if by_keyword else scheduler.optimizer.step(closure)
+    gradients = [p.grad.flatten() for p in seed_of(model, "body").parameters() if p.grad is not None]
+    scheduler.step()
+    assert model.slot_state.gradient_norm[0, 1] == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [1.0, math.inf])
+def test_gradient_norms_survive_a_save_within_a_host_epoch(gradient, tmp_path):
+    """Two steps, a save, a step with another gradient: the mean is over all three."""
+
+    def train_steps(scheduler: GrowthScheduler, *gradients: float) -> None:
+        for value in gradients:
+            for parameter in seed_of(scheduler.model, "body").parameters():
+                parameter.grad = torch.full_like(parameter, value)
+            scheduler.optimizer.step()
+
+    model = make_model()
+    scheduler = scheduled(model, Action("germinate", "body", "mlp"))
+    train_epoch(scheduler)
+    scheduler.step()
+    train_steps(scheduler, gradient, gradient)
+    scheduler.save(tmp_path / "growth.safetensors")
+    resumed = scheduled(make_model(), Action("germinate", "body", "mlp"))
+    resumed.load(tmp_path / "growth.safetensors")
+    for each in (scheduler, resumed):
+        train_steps(each, 4.0)
+        each.step(val_accuracy=0.5)
+    size = sum(parameter.numel() for parameter in seed_of(model, "body").parameters())
+    expected = (2 * gradient + 4.0) / 3 * math.sqrt(size)
+    assert model.slot_state.gradient_norm[0, 1] == pytest.approx(expected, rel=1e-5)
+    assert resumed.model.slot_state.gradient_norm[0, 1] == model.slot_state.gradient_norm[0, 1]

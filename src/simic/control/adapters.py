@@ -71,6 +71,7 @@ class AdapterController:
         state = facts.slots
         judged = (state.stage[0] == Stage.HOLDING) & np.isfinite(state.contribution[0]) & ~state.counterfactual[0]
         kept = judged & (state.contribution[0] > self.config.min_contribution)
+        kept[self._to_grow(facts)] |= judged[self._to_grow(facts)]  # a single measurement is noisy, the gradient is not
         overdue = judged & ~kept & (state.stage_age[0] >= self.config.patience)
         for op, wanted in ((Op.ADVANCE, True), (Op.FOSSILIZE, kept), (Op.PRUNE, overdue)):
             possible = np.flatnonzero(wanted & masks.slot[0, op])
@@ -84,9 +85,8 @@ class AdapterController:
         firsts = range(0, len(empty), per_slot)
         wanted = [(slot, 0.0) for slot in firsts]
         if per_slot > 1 and (not facts.horizon[0] or facts.decision[0] <= facts.horizon[0] / 2):
-            grown = self._order[: round(self.config.grow_share * len(firsts))]
             large = round(self.config.large_share * len(firsts))
-            wanted += [(slot + 1, 1.0 if rank < large else 0.5) for rank, slot in enumerate(grown)]
+            wanted += [(slot + 1, 1.0 if rank < large else 0.5) for rank, slot in enumerate(self._to_grow(facts))]
         for slot, size in wanted:
             if empty[slot] and slot not in self._tried:
                 self._tried.add(slot)
@@ -95,11 +95,20 @@ class AdapterController:
         return None
 
     def _by_gradient(self, facts: Facts) -> list[int]:
-        """First seats by the gradient of their seeds per root of a parameter: the gain of a step per parameter."""
+        """First seats by the gradient of their submodule's weight, the largest first, as far as their seeds show it.
+
+        At birth B of a LoRA x -> B A x is zero and A has variance 1 / (3 in), so B's gradient G A^T is smaller than the
+        weight's gradient G by a factor that goes with the root of the number of inputs.
+        """
         firsts = np.arange(0, facts.slots.stage.shape[1], facts.lifecycle.seeds_per_slot)
-        size = np.sqrt(np.maximum(facts.seed_parameters[0, firsts], 1))
-        gain = np.nan_to_num(facts.slots.gradient_norm[0, firsts] / size, nan=-1.0)
-        return [int(slot) for slot in firsts[np.argsort(-gain, kind="stable")]]
+        inputs = np.ones(len(firsts)) if facts.in_features is None else np.maximum(facts.in_features[firsts], 1)
+        gradients = np.nan_to_num(facts.slots.gradient_norm[0, firsts] * np.sqrt(inputs), nan=-1.0)
+        return [int(slot) for slot in firsts[np.argsort(-gradients, kind="stable")]]
+
+    def _to_grow(self, facts: Facts) -> list[int]:
+        """First seats whose submodules get a second seed, in order."""
+        num_submodules = facts.slots.stage.shape[1] // facts.lifecycle.seeds_per_slot
+        return self._order[: round(self.config.grow_share * num_submodules)]
 
     def state_dict(self) -> dict[str, Any]:
         """Slots that had a seed, and the order of the others."""

@@ -26,7 +26,7 @@ class AutoGrowConfig:
     period: int = 3
     """Decisions between two seeds, and before the first: the length of the ramp."""
     min_gain: float = 0.005
-    """Minimum rise of the best validation metric since the last growth, in units of the metric."""
+    """Minimum rise of the best validation metric since the last growth, in units of `Facts.metric_scale`."""
     blueprints: tuple[str, ...] = ("mlp", "conv")
     """The first that fits is planted: a layer like those of the host."""
 
@@ -46,7 +46,7 @@ class AutoGrowController:
         """Move seeds on, and plant one when a period has passed with gain (N, H)."""
         memory, masks = self._update_memory(facts), legal_masks(facts)
         over = facts.decision - memory["grown_at"] >= self.config.period
-        gained = memory["best"] >= memory["reference"] + self.config.min_gain
+        gained = memory["best"] >= memory["reference"] + self.config.min_gain * facts.metric_scale
         memory["stopped"] |= over & ~gained
         due = over & ~memory["stopped"]
         actions = plant(move_on(masks), facts, masks, due, pick_blueprints(facts, self.config.blueprints, 0.5))

@@ -96,6 +96,8 @@ class RandomController:
         for column, head in enumerate(HEADS):
             if column > Column.BLUEPRINT:
                 actions[:, column] = self._rng.integers(len(HEAD_VALUES[head]), size=facts.num_hosts)
+        if masks.style is not None:
+            actions[:, Column.STYLE] = self._draw(masks.style[hosts, actions[:, Column.OP]])
         actions[actions[:, Column.OP] == Op.WAIT] = 0
         return actions
 

@@ -5,7 +5,7 @@ Shapes: N hosts, S slots, B blueprints, K host epochs of history (the newest las
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class Facts:
     slot_names: tuple[str, ...]
     blueprint_names: tuple[str, ...]
     blueprint_parameters: np.ndarray
-    """Parameters of each blueprint in each slot (S, B); -1 where it does not fit."""
+    """Parameters of each blueprint in each slot (S, B); -1 where it does not fit, or not into a model's budget."""
     host_parameters: np.ndarray
     """Parameters of each host without seeds (N,)."""
     seed_parameters: np.ndarray
@@ -49,6 +49,19 @@ class Facts:
     """Validation accuracy after each of the last host epochs (N, K); NaN if the task has none."""
     parameters: np.ndarray
     """Parameters of host and seeds at the time of these measurements (N, K)."""
+    metric_scale: np.ndarray = field(default_factory=lambda: np.ones(1))
+    """The change of `metric` that counts as 1 (N,); another value than 1 only for a user's metric without bounds."""
+    awaits_contribution: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), dtype=bool))
+    """Held seeds that are still to be measured (N, S), where not all seeds are measured at every decision."""
+    legal_styles: np.ndarray | None = None
+    """Styles that a budget allows under each operation (N, ops, styles); None if it allows all."""
+
+    def __post_init__(self) -> None:
+        for name, shape in (("metric_scale", (self.num_hosts,)), ("awaits_contribution", self.slots.stage.shape)):
+            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
+
+    in_features: np.ndarray | None = None
+    """Features of what goes into each slot's submodule (S,), 0 where no seed can read it; None if not known."""
 
     @property
     def num_hosts(self) -> int:

@@ -27,7 +27,8 @@ class HeuristicConfig:
     max_training_decisions: int = 12
     """Decisions until a seed that cannot be blended in yet is pruned."""
     min_contribution: float = 0.0
-    """A seed is kept if its contribution is above this, in units of the metric."""
+    """A seed is kept if its contribution is above this: a difference of accuracies or losses, or, for a user's own
+    metric without bounds, a share of its value."""
     max_live_seeds: int = 3
     """Maximum number of live seeds of a host."""
     max_seed_ratio: float = 2.0
@@ -73,6 +74,7 @@ class HeuristicController:
             self._stalled, self._decision = self._memory["stalled"] >= self.config.patience, facts.decision.copy()
         masks = legal_masks(facts)
         judged = (facts.slots.stage == Stage.HOLDING) & (facts.slots.stage_age >= self.config.holding_decisions)
+        judged &= ~facts.awaits_contribution
         overdue = (facts.slots.stage == Stage.TRAINING) & (facts.slots.stage_age >= self.config.max_training_decisions)
         overdue &= ~masks.slot[:, Op.ADVANCE]
         kept = judged & (facts.slots.contribution > self.config.min_contribution)
@@ -115,6 +117,7 @@ class HeuristicController:
             parameters = np.where(reads_input == (self.config.reads == "input"), parameters, -1)
         smallest = np.where(parameters >= 0, parameters, np.inf).min(2, keepdims=True)
         fits = (parameters >= 0) & ((parameters <= budget) | (parameters == smallest))
+        room &= masks.allows_style(Op.GERMINATE, HEAD_VALUES["style"].index(self.config.style))
         possible = fits & masks.slot[:, Op.GERMINATE, :, None] & (self._stalled & room)[:, None, None]
         # Few failures first, then the kind, then size; the first slot wins a tie.
         better_kind = self._prefers_beside(facts)[:, None] == reads_input  # (N, B)

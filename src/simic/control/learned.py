@@ -81,14 +81,19 @@ def row_masks(masks: Masks) -> np.ndarray:
     rows[:, : GROWTH_TREE.num_rows, : _PLAIN_ROWS.shape[1]] = _PLAIN_ROWS
     rows[:, 0, : len(Op)] = masks.op
     rows[:, _SLOT_ROWS, :num_slots] = masks.slot[:, _SLOT_OPS]
+    if masks.style is not None:
+        rows[:, _STYLE_ROWS, : masks.style.shape[2]] = masks.style[:, _STYLE_OPS]
     rows[:, GROWTH_TREE.num_rows :, :num_blueprints] = masks.blueprint
     rows[..., 0] |= ~rows.any(-1)
     return rows
 
 
 _WIDEST = max(len(values) for values in HEAD_VALUES.values())
-_SLOT_ROWS = [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == "slot"]
+_SLOT_ROWS, _STYLE_ROWS = (
+    [row for row, head in enumerate(GROWTH_TREE.row_head) if HEADS[head] == wanted] for wanted in ("slot", "style")
+)
 _SLOT_OPS = [GROWTH_TREE.row_choice[row] for row in _SLOT_ROWS]
+_STYLE_OPS = [GROWTH_TREE.row_choice[row] for row in _STYLE_ROWS]
 _PLAIN_ROWS = np.array(  # all choices of the heads that are the same in every task
     [[i < len(HEAD_VALUES.get(HEADS[head], ())) for i in range(_WIDEST)] for head in GROWTH_TREE.row_head]
 )

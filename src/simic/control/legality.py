@@ -18,6 +18,11 @@ class Masks:
     op: np.ndarray  # (N, ops)
     slot: np.ndarray  # (N, ops, S)
     blueprint: np.ndarray  # (S, B)
+    style: np.ndarray | None = None  # (N, ops, styles); None: all
+
+    def allows_style(self, op: Op, style: int) -> np.ndarray:
+        """Whether a style is legal under an operation (N,)."""
+        return np.ones(len(self.op), dtype=bool) if self.style is None else self.style[:, op, style]
 
 
 def legal_masks(facts: Facts) -> Masks:
@@ -25,7 +30,7 @@ def legal_masks(facts: Facts) -> Masks:
     fits = facts.blueprint_parameters >= 0
     slot = legal_ops(facts.slots, facts.lifecycle)
     slot[:, Op.GERMINATE] &= fits.any(1)
-    return Masks(op=np.asarray(slot.any(2)), slot=slot, blueprint=fits)
+    return Masks(op=np.asarray(slot.any(2)), slot=slot, blueprint=fits, style=facts.legal_styles)
 
 
 def replace_illegal(actions: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.ndarray]:
@@ -33,6 +38,8 @@ def replace_illegal(actions: np.ndarray, masks: Masks) -> tuple[np.ndarray, np.n
     op, slot, blueprint = actions[:, Column.OP], actions[:, Column.SLOT], actions[:, Column.BLUEPRINT]
     legal = masks.slot[np.arange(len(actions)), op, slot]
     legal &= (op != Op.GERMINATE) | masks.blueprint[slot, blueprint]
+    if masks.style is not None:
+        legal &= masks.style[np.arange(len(actions)), op, actions[:, Column.STYLE]]
     return actions * (HEAD_USED[op] & legal[:, None]), ~legal
 
 

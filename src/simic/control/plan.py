@@ -138,6 +138,7 @@ def plant(
     left = np.where(facts.horizon > 0, facts.horizon - facts.decision, np.iinfo(np.int64).max)
     in_time = left >= decisions_to_fossil(facts.lifecycle, tempo)
     chosen = due & in_time & masks.op[:, Op.GERMINATE] & (actions[:, Column.OP] == Op.WAIT)
+    chosen &= masks.allows_style(Op.GERMINATE, HEAD_VALUES["style"].index(style))
     order = np.argsort(np.arange(len(facts.slot_names)) % facts.lifecycle.seeds_per_slot, kind="stable")
     slot = order[masks.slot[:, Op.GERMINATE, order].argmax(1)]  # the first seed of every slot before the second of any
     rows = germinate_rows(slot, blueprint[slot], style, tempo, alpha_target)

@@ -16,7 +16,8 @@ or bidirectional where `SlotShape.causal` is False. Before each pass, submodules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
@@ -87,6 +88,26 @@ def blueprints_for(shapes: Iterable[SlotShape], *, frozen: bool = False) -> tupl
     shapes, own = list(shapes), ("frozen" if frozen else "trained", "any")
     names = (name for name, entry in BLUEPRINTS.items() if entry.hosts in own)
     return tuple(name for name in names if any(fits(name, shape) for shape in shapes))
+
+
+def menu(names: Sequence[str] | None, shapes: Sequence[SlotShape], *, frozen: bool = False) -> tuple[str, ...]:
+    """The blueprints that a model may grow: of `names`, or of those for such hosts, those that fit one of its slots."""
+    if names is None:
+        return blueprints_for(shapes, frozen=frozen)
+    if isinstance(names, str) or not isinstance(names, Collection):
+        raise TypeError(f'blueprints must be a list of names such as ["mlp", "low_rank"], got {names!r}')
+    for name in names:
+        BLUEPRINTS.check("blueprints", name)
+    fitting = tuple(name for name in BLUEPRINTS if any(fits(name, shape) for shape in shapes))
+    chosen = tuple(name for name in fitting if name in names)
+    if not chosen:
+        raise ValueError(
+            f"none of blueprints={list(names)} fits a slot of this model ({', '.join(sorted(set(map(str, shapes))))}); "
+            f"these do: {', '.join(fitting)}"
+        )
+    if idle := [name for name in names if name not in chosen]:
+        logging.getLogger("simic").warning("blueprints that fit no slot of this model: %s", ", ".join(idle))
+    return chosen
 
 
 def fits(name: str, shape: SlotShape) -> bool:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from simic.growth.data_parallel import unwrap_model
+
 if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
 
@@ -51,23 +53,24 @@ def check_copy(model: GrowableModel, *_: Any, runs: bool = False) -> None:
     link = _LINKS.get(model)
     if link is None:
         return
-    if runs and model.training and torch.is_grad_enabled():  # trained itself, so it is independent
-        del _LINKS[model]
-        return
     source = link.source()
     if source is None or link.writes is None or _structure(source) == _structure(model):
         link.writes = None
-        return
-    if _writes(model) != link.writes:
+    elif _writes(model) != link.writes:
         raise RuntimeError(
             "weights were averaged into a copy of a model that has grown or pruned since the copy was made, so their "
             "parameters no longer match; call averaged.module.follow(model) before averaged.update_parameters(model), "
             "or make the copy anew after growth"
         )
+    if runs and model.training and torch.is_grad_enabled():  # trained itself, so it is independent
+        del _LINKS[model]
 
 
-def follow_growth(model: GrowableModel, source: GrowableModel) -> None:
+def follow_growth(model: GrowableModel, source: Any) -> None:
     """Give a copy the seeds of its source: new ones with the source's weights; those that are gone are removed."""
+    source, _ = unwrap_model(source)
+    if not isinstance(source, type(model)):
+        raise TypeError(f"a copy follows the GrowableModel that it was made of, got a {type(source).__name__}")
     if model.slot_names != source.slot_names:
         raise ValueError(f"a copy has the slots of its source: {source.slot_names}, got {model.slot_names}")
     seeds = {}
@@ -88,4 +91,4 @@ def _structure(model: GrowableModel) -> list[tuple[str, torch.Size]]:
 
 
 def _writes(model: GrowableModel) -> int:
-    return sum(parameter._version for parameter in model.host.parameters())
+    return sum(parameter._version for parameter in model.host_parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,12 +15,15 @@ from torch import Tensor, fx, nn
 from simic.growth.blend import OPERATORS
 from simic.growth.example import call, tensors
 from simic.growth.hooks import ignoring_padding, slots_with_masks
+from simic.growth.host_hooks import release_host
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
-from simic.growth.merge import merge_seeds
+from simic.growth.merge import by_submodule, merge_seeds
 from simic.growth.notices import warn_user
 from simic.growth.report import blended_live_seeds, describe_seeds
 from simic.growth.seed import Seed
+from simic.growth.settings import fit_example
 from simic.growth.slot_discovery import Site
+from simic.growth.slot_patterns import submodules
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
 
@@ -34,43 +37,52 @@ _READ_BACK_BY_CLASS = ("save_pretrained", "push_to_hub")
 """Methods whose files `from_pretrained` loads into the host's class, which ignores tensors it does not know."""
 
 
-def export_plain(model: GrowableModel, live: LiveSeeds = "drop", *, merge: bool = False) -> nn.Module:
+def export_plain(
+    model: GrowableModel, live: LiveSeeds = "drop", memo: dict[int, Any] | None = None, *, merge: bool = False
+) -> nn.Module:
     """A copy of the host with the seeds as part of their submodules, in evaluation mode and checked numerically.
 
     A seed behind a Sequential becomes its last layer; beside it, and at any other submodule, it becomes a child that a
     forward hook applies, so that the submodule keeps its class, its signature and its parameter names. Fossils are
-    exported and, with live="keep", live seeds with alpha > 0. With `merge`, linear seeds are folded into the weights of
-    their submodules where that is possible (see `merge.py`).
+    exported and, with live="keep", live seeds with alpha > 0. `memo`, if given, gets the copies as in `copy.deepcopy`.
+    With `merge`, linear seeds are folded into the weights of their submodules where that is possible (see `merge.py`).
     """
+    chosen = exported_sites(model, live)
+    twin = copy.deepcopy(model, memo)
+    seeds = {site: twin.seed(site.name) for site in twin.sites}
+    twin.set_seeds({}, SlotState.dormant(1, len(seeds)), 0)
+    if twin.in_place:
+        release_host(twin)
+    kept = [(site, seed) for site in chosen if (seed := seeds[site]) is not None]
+    plain = graft_seeds(twin.host, merge_seeds(twin.host, kept) if merge else kept)
+    dropped = [report.slot for report in blended_live_seeds(model)] if live == "drop" else []
+    with ignoring_padding(model.host), plain_kernels():
+        _verify(model, plain, dropped)
+    _warn_about_positions(model, plain, [site.name for site in chosen])
+    return plain
+
+
+def exported_sites(model: GrowableModel, live: LiveSeeds) -> list[Site]:
+    """The sites whose seeds become part of the exported network."""
     if live not in get_args(LiveSeeds):
         raise ValueError(f'live must be "drop" or "keep", got {live!r}')
-    dropped = {report.slot for report in blended_live_seeds(model)} if live == "drop" else set()
-    twin = copy.deepcopy(model)
-    grafted = seeds_to_export(twin, dropped)
-    twin.set_seeds({}, SlotState.dormant(1, len(twin.sites)), 0)
-    plain = twin.host.eval()
-    if merge:
-        grafted = {name: merge_seeds(plain, name, own) for name, own in grafted.items()}
-    for name, own in grafted.items():
+    state = model.slot_state
+    kept = state.stage[0] == Stage.FOSSILIZED
+    if live == "keep":
+        kept |= state.live[0] & (state.alpha[0] > 0)
+    return [site for site, is_kept in zip(model.sites, kept, strict=True) if is_kept]
+
+
+def graft_seeds(host: nn.Module, seeds: Iterable[tuple[Site, Seed]]) -> nn.Module:
+    """Make seeds part of their submodules, for good; the host is returned in evaluation mode."""
+    plain = host.eval()
+    for name, own in by_submodule(seeds).items():
         _graft(plain, name, own)
     for part in plain.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # grown parts need padded tensors
-    with ignoring_padding(model.host), plain_kernels():
-        _verify(model, plain, dropped)
-    _warn_about_positions(model, plain, [site.name for own in grafted.values() for site, _ in own])
     _refuse_lossy_saves(plain)
     return plain
-
-
-def seeds_to_export(model: GrowableModel, dropped: Collection[str]) -> dict[str, list[tuple[Site, Seed]]]:
-    """The seeds that count, fossils or blended in, by submodule; those in the `dropped` slots are left out."""
-    found: dict[str, list[tuple[Site, Seed]]] = {}
-    for index, site in enumerate(model.sites):
-        seed, fossil = model.seed(site.name), model.slot_state.stage[0, index] == Stage.FOSSILIZED
-        if seed is not None and (fossil or seed.alpha > 0) and site.name not in dropped:
-            found.setdefault(site.submodule, []).append((site, seed))
-    return found
 
 
 def warn_about_dropped_seeds(model: GrowableModel) -> None:
@@ -127,7 +139,9 @@ def _graft(plain: nn.Module, name: str, seeds: list[tuple[Site, Seed]]) -> None:
     if type(submodule).forward is nn.Sequential.forward:
         assert isinstance(submodule, nn.Sequential)
         if any(seed.reads == "input" for _, seed in seeds):
-            plain.set_submodule(name, _with_branches(submodule, seeds))
+            grown = _with_branches(submodule, seeds)
+            for own_name in [other for other, part in submodules(plain).items() if part is submodule]:
+                plain.set_submodule(own_name, grown)
         else:
             submodule.extend(_plain(_GrownLayer(seed, site)) for site, seed in seeds)
         return
@@ -224,21 +238,34 @@ def _plain(layer: _Grown) -> fx.GraphModule:
 
 
 def _verify(model: GrowableModel, plain: nn.Module, dropped: Iterable[str]) -> None:
+    if model.example_input is None:
+        raise ValueError(
+            "export compares its result with this model on model.example_input, which could not be saved with it: set "
+            "model.example_input = a batch as the host's forward takes it"
+        )
     with ExitStack() as stack:
         for context in (preserve_state(model), evaluating(model), preserve_state(plain), evaluating(plain)):
             stack.enter_context(context)
         for slot in dropped:
             stack.enter_context(model.switched_off(slot))
-        expected = list(tensors(call(model, model.example_input)))
+        example = fit_example(model.example_input, model.example_dtype, model.host)
+        expected = list(tensors(call(model, example)))
         try:
-            got = list(tensors(call(plain, model.example_input)))
+            got = list(tensors(call(plain, example)))
         except Exception:
             got = []
     same = len(expected) == len(got) and all(
-        torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in zip(expected, got, strict=True)
+        torch.allclose(a, b, rtol=_tolerance(a, 1e-4), atol=_tolerance(a, 1e-5), equal_nan=True)
+        for a, b in zip(expected, got, strict=True)
+        if not a.is_meta
     )
     if not same:
         raise RuntimeError(
             "the exported model does not compute what the grown one does; a slot's submodule may run its children in "
             "its own way: choose another slot or a submodule around it"
         )
+
+
+def _tolerance(value: torch.Tensor, least: float) -> float:
+    """A tolerance that half precision can keep."""
+    return max(least, 8 * torch.finfo(value.dtype).eps) if value.is_floating_point() else least

@@ -25,7 +25,7 @@ def guard_save(model: GrowableModel, name: str, value: Any) -> Any:
 
     @functools.wraps(value)
     def save(*args: Any, **kwargs: Any) -> Any:
-        if model.grown_slots:
+        if model.grown_slots and not model.in_place:
             raise ValueError(
                 f"{type(model.host).__name__}.{name} would write the host without its seeds in slots "
                 f"{', '.join(model.grown_slots)}; to train on later use GrowthScheduler.save(path) or "

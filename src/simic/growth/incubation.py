@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from simic.growth.data_parallel import further_pass
 from simic.growth.isolation import freeze_all_but, preserve_state, rng_state, set_rng_state
 from simic.growth.seed import Seed
+
+if TYPE_CHECKING:
+    from simic.growth.model import GrowableModel
 
 
 @contextmanager
@@ -28,7 +33,7 @@ def override_alpha(seed: Seed, alpha: float) -> Iterator[None]:
         seed.override = previous
 
 
-def shadow_loss(module: nn.Module, seeds: Sequence[tuple[Seed, float]], closure: Callable[[], Tensor]) -> Tensor:
+def shadow_loss(model: GrowableModel, seeds: Sequence[tuple[Seed, float]], closure: Callable[[], Tensor]) -> Tensor:
     """The loss of `closure`, with the value unchanged but gradients for each seed as if it ran at the alpha given.
 
     Each seed's pass uses the same dropout masks as the host's pass and leaves no trace but the seed's gradient.
@@ -36,7 +41,7 @@ def shadow_loss(module: nn.Module, seeds: Sequence[tuple[Seed, float]], closure:
     before = rng_state()
     loss = closure()
     for seed, alpha in seeds:
-        with preserve_state(module, seed), freeze_all_but(module, seed), override_alpha(seed, alpha):
+        with further_pass(model), preserve_state(model, seed), freeze_all_but(model, seed), override_alpha(seed, alpha):
             set_rng_state(before)
             shadow = closure()
         # shadow - shadow.detach() is 0 with the seed's gradient. If the seed overflows it is NaN, which must not reach

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -81,30 +82,90 @@ def directions(
     result = _differentiable_pass(model, map_tensors(example_input, as_source), add_probe)
     behind += [tensor for tensor in tensors(result) if tensor.dim() == 3 and tensor.is_floating_point()]
     found: dict[str, set[str]] = {name: set() for name in slots}
-    for name, tensor in inside.items():
-        batch, position = slots[name]
-        made_from = [source for source in sources if _same_positions(source, tensor, batch, position)]
-        leads_to = [made for made in behind if _same_positions(made, tensor, batch, position)]
+    for names in _alike(inside, slots):
+        (batch, position), like = slots[names[0]], inside[names[0]]
+        made_from = [source for source in sources if _same_positions(source, like, batch, position)]
+        leads_to = [made for made in behind if _same_positions(made, like, batch, position)]
         # Positions may be created inside the host, for instance from image patches: then the first such tensor counts.
         made_from = made_from or leads_to[:1]
-        for direction in ("ahead", "back") if tensor.shape[position] > 1 and not tensor.is_meta else ():
-            if _all_reach(made_from, tensor, position, direction) or any(
-                _reaches(probes[name], end, position, direction) for end in leads_to[-2:]
-            ):
+        for direction in ("ahead", "back") if like.shape[position] > 1 and not like.is_meta else ():
+            reaching = {name for end in leads_to[-2:] for name in _reach_end(names, probes, end, position, direction)}
+            rest = [name for name in names if name not in reaching and inside[name].requires_grad]
+            from_sources = _FromSources(made_from, inside, probes, position, direction)
+            from_sources.search(rest, 0, len(rest))
+            for name in reaching | from_sources.found:
                 found[name].add(direction)
     return found
 
 
-def _all_reach(sources: Sequence[Tensor], tensor: Tensor, position: int, direction: str) -> bool:
-    """Whether the end of a tensor depends on other positions of each source that it depends on at all."""
-    gradients = _gradients([_end(tensor, position, direction)], sources) if tensor.requires_grad else []
-    used = [gradient for gradient in gradients if gradient is not None and gradient.count_nonzero()]
-    return bool(used) and all(_beyond_end(gradient, position, direction) for gradient in used)
+def _alike(inside: Mapping[str, Tensor], slots: Mapping[str, tuple[int, int]]) -> list[list[str]]:
+    """Slots grouped by batch, position and their sizes: those of one group share sources and what lies behind."""
+    groups: dict[tuple, list[str]] = {}
+    for name, tensor in inside.items():
+        dims = slots[name]
+        groups.setdefault((dims, *(tensor.shape[dim] for dim in dims)), []).append(name)
+    return list(groups.values())
 
 
-def _reaches(probe: Tensor, tensor: Tensor, position: int, direction: str) -> bool:
-    (gradient,) = _gradients([_end(tensor, position, direction)], [probe])
-    return gradient is not None and _beyond_end(gradient, position, direction)
+def _reach_end(
+    names: Sequence[str], probes: Mapping[str, Tensor], end: Tensor, position: int, direction: str
+) -> list[str]:
+    """Slots with other positions on which the end of a tensor behind them depends; one backward pass for all."""
+    gradients = _gradients([_end(end, position, direction)], [probes[name] for name in names])
+    return [
+        name
+        for name, gradient in zip(names, gradients, strict=True)
+        if gradient is not None and _beyond_end(gradient, position, direction)
+    ]
+
+
+class _FromSources:
+    """Finds slots whose end depends on other positions of each source that it depends on at all.
+
+    Of hundreds of slots often none does, which one backward pass of all of them shows; else halves are examined. From a
+    slot that does, the next one often inherits it, which a pass between the two shows.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Tensor],
+        inside: Mapping[str, Tensor],
+        probes: Mapping[str, Tensor],
+        position: int,
+        direction: str,
+    ) -> None:
+        self.sources, self.inside, self.probes = sources, inside, probes
+        self.position, self.direction = position, direction
+        self.found: set[str] = set()
+
+    def search(self, names: Sequence[str], start: int, stop: int) -> None:
+        """Add the slots that qualify among names[start:stop] to `found`; in a row, also those that follow."""
+        wanted = [name for name in names[start:stop] if name not in self.found]
+        if not wanted:
+            return
+        gradients = _gradients([self._end(name) for name in wanted], self.sources)
+        used = [gradient for gradient in gradients if gradient is not None and gradient.count_nonzero()]
+        beyond = [_beyond_end(gradient, self.position, self.direction) for gradient in used]
+        if not any(beyond):
+            return
+        if stop - start > 1:
+            middle = (start + stop) // 2
+            self.search(names, start, middle)
+            self.search(names, middle, stop)
+        elif all(beyond):
+            self.found.add(names[start])
+            if len(used) == len(self.sources):  # no later slot can use another source
+                self._follow(names[start:])
+
+    def _follow(self, names: Sequence[str]) -> None:
+        for before, name in pairwise(names):
+            (gradient,) = _gradients([self._end(name)], [self.probes[before]])
+            if gradient is None or not _end(gradient, self.position, self.direction).count_nonzero():
+                return
+            self.found.add(name)
+
+    def _end(self, name: str) -> Tensor:
+        return _end(self.inside[name], self.position, self.direction)
 
 
 def _end(tensor: Tensor, position: int, direction: str) -> Tensor:

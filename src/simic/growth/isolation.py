@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 
 @contextmanager
@@ -88,30 +88,61 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+class _Others:
+    """Modules outside `known` that one thread has called: in evaluation mode until the end."""
+
+    def __init__(self, known: nn.Module) -> None:
+        self._own, self._thread, self._changed = set(known.modules()), get_ident(), []
+
+    def visit(self, module: nn.Module) -> None:
+        if module.training and module not in self._own and get_ident() == self._thread:
+            found = [part for part in module.modules() if part.training and part not in self._own]
+            self._changed += found
+            for part in found:
+                part.training = False
+
+    def restore(self) -> None:
+        for part in self._changed:
+            part.training = True
+
+
+_VISITORS: list[_Others] = []
+_HOOK_ID = -1
+"""Always the same, because compiled graphs are bound to the ids of global hooks; torch's own are not negative."""
+
+
+def _visit(module: nn.Module, args: Any) -> None:
+    if module.training:
+        (_visit_outside_graph if torch.compiler.is_compiling() else _visit_all)(module)
+
+
+def _visit_all(module: nn.Module) -> None:
+    for others in tuple(_VISITORS):
+        others.visit(module)
+
+
+_visit_outside_graph = torch._disable_dynamo(_visit_all)  # pyright: ignore[reportPrivateImportUsage]
+
+
 @contextmanager
 def evaluating_others(known: nn.Module) -> Iterator[None]:
     """Evaluation mode for every module called in this thread that is not part of `known`.
 
     Which modules these are is known only when they are called: a network around `known`, a frozen encoder, a metric.
     """
-    own, thread, changed = set(known.modules()), get_ident(), []
-
-    def to_eval(module: nn.Module, args: Any) -> None:
-        if module.training and module not in own and get_ident() == thread:
-            changed.extend(part for part in module.modules() if part.training and part not in own)
-            for part in changed:
-                part.training = False
-
-    handle = register_module_forward_pre_hook(to_eval)
+    others = _Others(known)
+    _VISITORS.append(others)
+    _global_forward_pre_hooks[_HOOK_ID] = _visit
     try:
         with warnings.catch_warnings() if "torch._dynamo" in sys.modules else nullcontext():
             if "torch._dynamo" in sys.modules:  # compiled modules warn that global hooks run twice: harmless here
                 warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
             yield
     finally:
-        handle.remove()
-        for part in changed:
-            part.training = True
+        _VISITORS.remove(others)
+        if not _VISITORS:
+            _global_forward_pre_hooks.pop(_HOOK_ID, None)
+        others.restore()
 
 
 @contextmanager
@@ -130,11 +161,15 @@ def freeze_all_but(module: nn.Module, exempt: nn.Module | None = None) -> Iterat
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Disable torch's fused attention inference path, which skips submodules, and cuDNN, which needs training mode."""
+    """Disable torch's fused attention inference path, which skips submodules, and cuDNN, which needs training mode.
+
+    Compiled modules run as they are written, because compiling them for a single pass with hooks takes long.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with torch.backends.cudnn.flags(enabled=False):
+        with torch.backends.cudnn.flags(enabled=False), eager:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

@@ -29,9 +29,10 @@ from simic.growth.example import (
     other_values,
 )
 from simic.growth.isolation import evaluating, plain_kernels, preserve_state
+from simic.growth.slot_patterns import is_linear
 
 _FEATURES_LAST = (
-    *(nn.Linear, nn.Bilinear, nn.Embedding, nn.RNNBase, nn.MultiheadAttention),
+    *(nn.Bilinear, nn.Embedding, nn.RNNBase, nn.MultiheadAttention),
     *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
 )
 _CHANNEL_LAYERS = ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm")
@@ -238,7 +239,7 @@ def _feature_dim(module: nn.Module, tensor: Tensor) -> int | None:
     if isinstance(module, _FEATURES_SECOND.get(tensor.dim(), ())):
         return 1
     is_norm = isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1
-    return tensor.dim() - 1 if is_norm or isinstance(module, _FEATURES_LAST) else None
+    return tensor.dim() - 1 if is_norm or is_linear(module) or isinstance(module, _FEATURES_LAST) else None
 
 
 def _is_elementwise(made: Call) -> bool:

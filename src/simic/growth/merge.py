@@ -10,7 +10,7 @@ embeddings), or that is parametrized, keeps its seed as a layer of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -57,18 +57,28 @@ def _affine_layer(layer: nn.Module) -> Affine | None:
     return Affine(weight, bias)
 
 
-def merge_seeds(plain: nn.Module, name: str, seeds: Sequence[tuple[Site, Seed]]) -> list[tuple[Site, Seed]]:
-    """Fold the seeds of a submodule into its weights, in place; returns those that remain to be grafted.
+def by_submodule(seeds: Iterable[tuple[Site, Seed]]) -> dict[str, list[tuple[Site, Seed]]]:
+    """Seeds with their sites by the name of their submodule, in order."""
+    found: dict[str, list[tuple[Site, Seed]]] = {}
+    for site, seed in seeds:
+        found.setdefault(site.submodule, []).append((site, seed))
+    return found
 
-    Seeds apply one after the other, so those behind one that cannot be folded remain too.
+
+def merge_seeds(host: nn.Module, seeds: Iterable[tuple[Site, Seed]]) -> list[tuple[Site, Seed]]:
+    """Fold seeds into the weights of their submodules, in place; returns those that remain.
+
+    The seeds of a submodule apply one after the other, so those behind one that cannot be folded remain too.
     """
-    submodule = plain.get_submodule(name)
-    if not _can_take_seeds(plain, submodule):
-        return list(seeds)
-    for index, (site, seed) in enumerate(seeds):
-        if site.container != "tensor" or not _fold(submodule, seed):
-            return list(seeds[index:])
-    return []
+    remaining: list[tuple[Site, Seed]] = []
+    for name, own in by_submodule(seeds).items():
+        submodule = host.get_submodule(name)
+        folds = _can_take_seeds(host, submodule)
+        for site, seed in own:
+            folds = folds and site.container == "tensor" and _fold(submodule, seed)
+            if not folds:
+                remaining.append((site, seed))
+    return remaining
 
 
 def is_transposed(layer: nn.Module) -> bool:

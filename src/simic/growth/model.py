@@ -7,26 +7,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from simic.growth import state_dict as growth_state
-from simic.growth.blueprints import blueprints_for, parameter_table
+from simic.growth.blueprints import menu, parameter_table
+from simic.growth.budget import Budget, check_action, check_budget, count_flops
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
-from simic.growth.example import ExampleInput, tensors
+from simic.growth.data_parallel import in_process_group, watch_output
+from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds, export_plain, warn_about_dropped_seeds
-from simic.growth.hooks import attach_seed, check_attached, slots_with_seeds
+from simic.growth.exported import export_config, follow_export
+from simic.growth.freezing import FROZEN_LIFECYCLE, allow_backward
+from simic.growth.hooks import attach_seed, check_attached
+from simic.growth.host_checks import check_host, warn_about_hidden_names
 from simic.growth.host_saves import guard_save, warn_on_state_dict
 from simic.growth.incubation import override_alpha, shadow_loss
-from simic.growth.notices import warn_user
 from simic.growth.peft_files import write_peft
-from simic.growth.report import SlotReport, growth_table, slot_reports
+from simic.growth.report import SlotReport, growth_table, slot_reports, summarize, trainable_line
 from simic.growth.seed import Seed, new_seed
-from simic.growth.slot_discovery import Site, find_sites, reference_tensor, with_seats
+from simic.growth.settings import describe_example, weight_dtype
+from simic.growth.slot_discovery import KnownSites, Site, find_sites, reference_tensor, with_seats
+from simic.growth.slot_patterns import Slots
 from simic.lifecycle.actions import STYLES, Action, Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, remove, tick
 from simic.lifecycle.stages import LifecycleConfig, Stage
@@ -37,9 +44,17 @@ class GrowableModel(nn.Module):
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
     through the wrapper. If both have a name, such as `loss`, the wrapper's is used; the host's is `model.host.loss`.
-    `slots` lists submodule names, maps them to a topology, or is "auto". With `freeze_host` only seeds train, and those
-    for frozen hosts are offered: LoRA beside linear layers, adapters behind blocks. Parts that are to train along, such
-    as a new head, are made trainable afterwards: `model.host.head.requires_grad_(True)`.
+    `slots` are submodules by name, suffix ("q_proj"), pattern ("*.mlp", `re.compile(...)`) or class (`nn.Linear`), a
+    list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
+    `simic.find_slots(model, example_input)` lists what there is.
+
+    With `freeze_host` only seeds train, and those for frozen hosts are offered: LoRA beside linear layers, adapters
+    behind blocks. Parts that are to train along, such as a new head, are made trainable afterwards:
+    `model.host.head.requires_grad_(True)`.
+
+    `blueprints` are the names of those that may grow, by default all that fit. `max_parameters` (of host and seeds
+    together), `max_growth` (the same as a multiple of the host's, such as 2.0) and `max_flops` (operations of a forward
+    pass over `example_input`) are a budget that every controller keeps to.
     """
 
     _built = False
@@ -47,31 +62,40 @@ class GrowableModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        slots: Sequence[str] | Mapping[str, str] | str = "auto",
+        slots: Slots | KnownSites = "auto",
         *,
         example_input: ExampleInput,
         lifecycle: LifecycleConfig | None = None,
         freeze_host: bool = False,
         rng_seed: int = 0,
+        blueprints: Sequence[str] | None = None,
+        max_parameters: int | None = None,
+        max_growth: float | None = None,
+        max_flops: float | None = None,
     ) -> None:
         super().__init__()
-        _check_host(model)
+        if isinstance(model, GrowableModel):
+            raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
+        check_host(model)
         if not isinstance(rng_seed, Integral) or rng_seed < 0:
             raise ValueError(f"rng_seed must be an integer and not negative, got {rng_seed!r}")
-        # The seeds of a frozen host are its whole training: a ramp would only slow it down.
-        self.lifecycle = lifecycle or (
-            LifecycleConfig(ramp_factor=0.0, seeds_per_slot=2) if freeze_host else LifecycleConfig()
-        )
+        self.lifecycle = lifecycle or (FROZEN_LIFECYCLE if freeze_host else LifecycleConfig())
         self.sites = with_seats(find_sites(model, slots, example_input), self.lifecycle.seeds_per_slot)
         self.host = model
         self.freeze_host = freeze_host
-        if freeze_host:
-            model.requires_grad_(False)
         self.seeds = nn.ModuleDict()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
         self.example_input = example_input
-        self.blueprint_names = blueprints_for((site.shape for site in self.sites), frozen=freeze_host)
+        self.example_description = describe_example(example_input)
+        self.example_dtype = weight_dtype(model)
+        self.blueprint_choice = None if blueprints is None else list(blueprints)
+        """The menu as the user gave it; None for all that fit."""
+        self.blueprint_names = menu(blueprints, [site.shape for site in self.sites], frozen=freeze_host)
+        self.budget = Budget(max_parameters=max_parameters, max_growth=max_growth, max_flops=max_flops)
+        self.host_flops = 0 if max_flops is None else count_flops(model, example_input)
+        """Operations of a forward pass of the host alone, if the budget limits them."""
+        check_budget(self)
         self.rng_seed: int = rng_seed
         self.germinations = 0
         self._handles: dict[str, list[Any]] = {}
@@ -81,7 +105,9 @@ class GrowableModel(nn.Module):
         """Prefix of the names in the last state dict that was loaded."""
         self.register_load_state_dict_pre_hook(growth_state.restore)
         self.register_load_state_dict_post_hook(growth_state.publish_incompatible)
-        self._warn_about_hidden_names()
+        warn_about_hidden_names(self)
+        if freeze_host:
+            model.requires_grad_(False)
         self._built = True
 
     @property
@@ -95,6 +121,11 @@ class GrowableModel(nn.Module):
         return [site.name for site in self._grown_sites]
 
     @property
+    def in_place(self) -> bool:
+        """Whether the seeds are part of the host itself (see `in_place.py`) rather than of this wrapper alone."""
+        return "seeds" not in self._modules
+
+    @property
     def _grown_sites(self) -> list[Site]:
         return [site for site in self.sites if growth_state.seed_key(site.name) in self.seeds]
 
@@ -102,11 +133,9 @@ class GrowableModel(nn.Module):
         if not torch.compiler.is_compiling():
             check_copy(self, runs=True)
         output = self.host(*args, **kwargs)
-        if self.freeze_host and self.training and not self.seeds and torch.is_grad_enabled():
-            # Nothing may be trainable until the controller plants a seed; the user's loss.backward() must not fail.
-            for tensor in tensors(output):
-                if tensor.is_floating_point() and not tensor.requires_grad:
-                    tensor.requires_grad_(True)
+        if in_process_group():
+            watch_output(self, output)
+        allow_backward(self, output)
         return output
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -116,10 +145,11 @@ class GrowableModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> GrowableModel:
         return copy_with_link(self, memo)
 
-    def follow(self, source: GrowableModel) -> None:
+    def follow(self, source: nn.Module) -> None:
         """Take over the growth of the model that this is a copy of; new seeds start with the source's weights.
 
-        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`.
+        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`. The source may
+        also be what torch.compile or DistributedDataParallel made of the model.
         """
         follow_growth(self, source)
 
@@ -161,15 +191,6 @@ class GrowableModel(nn.Module):
         own = any(name in self.__dict__[kind] for kind in ("_parameters", "_buffers", "_modules"))
         return not own and hasattr(self.host, name)
 
-    def _warn_about_hidden_names(self) -> None:
-        own = {name for name in (*vars(type(self)), *vars(self), *self._modules) if not name.startswith("_")}
-        shared = sorted((own - set(dir(nn.Module()))) & set(dir(self.host)))
-        if shared:
-            warn_user(
-                f"the host has its own {', '.join(shared)}: on the wrapper these names are simic's; "
-                f"reach the host's as model.host.{shared[0]}"
-            )
-
     # Reading.
 
     def seed(self, slot: str | int) -> Seed | None:
@@ -178,6 +199,11 @@ class GrowableModel(nn.Module):
         seed = dict(self.seeds.items()).get(growth_state.seed_key(name))
         assert seed is None or isinstance(seed, Seed)
         return seed
+
+    def host_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the host without those of seeds."""
+        seeds = set(self.seeds.parameters())
+        return (parameter for parameter in self.host.parameters() if parameter not in seeds)
 
     def blueprint_table(self) -> np.ndarray:
         """Parameters of every blueprint in every slot (S, B); -1 where it does not fit."""
@@ -191,16 +217,44 @@ class GrowableModel(nn.Module):
         """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
         (console or Console()).print(growth_table(self))
 
-    def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module:
+    def print_trainable_parameters(self) -> None:
+        """Print how many parameters are trained, of how many, as PEFT does."""
+        print(trainable_line(self))
+
+    def extra_repr(self) -> str:
+        return summarize(self) if self._built else ""
+
+    @overload
+    def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module: ...
+
+    @overload
+    def export(self, *, live: LiveSeeds = "drop", config: bool = False, optimizer: Optimizer | None = None) -> Any: ...
+
+    def export(
+        self,
+        *,
+        live: LiveSeeds = "drop",
+        merge: bool = False,
+        config: bool = False,
+        optimizer: Optimizer | None = None,
+    ) -> Any:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
         Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
-        With `merge`, seeds that are linear (LoRA, low_rank) are folded into the weights of their linear layers.
+        With `merge`, seeds that are linear (LoRA, low_rank) are folded into the weights of their layers.
+        With `config=True` the result is (network, config), see `simic.build_exported`; with `optimizer` it is (network,
+        optimizer), where the new optimizer trains the network with the old one's state; with both (network, config,
+        optimizer).
         """
-        plain = export_plain(self, live, merge=merge)
+        if merge and (config or optimizer is not None):
+            raise ValueError("merge=True leaves no layers of seeds that a config or an optimizer could tell about")
+        memo: dict[int, Any] = {}
+        plain = export_plain(self, live, memo, merge=merge)
         if live == "drop":
             warn_about_dropped_seeds(self)
-        return plain
+        extras = [export_config(self, live)] if config else []
+        extras += [] if optimizer is None else [follow_export(optimizer, self, plain, memo)]
+        return (plain, *extras) if extras else plain
 
     def export_peft(self, directory: str | Path, *, live: LiveSeeds = "drop") -> None:
         """Write the seeds as a LoRA adapter in PEFT's format: `PeftModel.from_pretrained(host, directory)` loads it.
@@ -237,6 +291,7 @@ class GrowableModel(nn.Module):
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)
+        check_action(self, row)
         check_attached(self.host, self._grown_sites)
         if row[Column.OP] == Op.GERMINATE:
             slot = int(row[Column.SLOT])
@@ -267,7 +322,8 @@ class GrowableModel(nn.Module):
         """A newborn seed for a slot, attached nowhere."""
         entropy = (self.rng_seed, slot, self.germinations)
         like = reference_tensor(self.host, self.sites[slot])
-        return new_seed(self.blueprint_names, blueprint_index, self.sites[slot], entropy, like, training=self.training)
+        training = self.host.training if self.in_place else self.training
+        return new_seed(self.blueprint_names, blueprint_index, self.sites[slot], entropy, like, training=training)
 
     def newborn(self, slot: int) -> Seed:
         """A newborn seed of the same blueprint and operator as the one in this slot, attached nowhere."""
@@ -324,7 +380,7 @@ class GrowableModel(nn.Module):
 
     def _structure_changed(self) -> None:
         note_growth(self)
-        warn_on_state_dict(self.host, has_seeds=bool(self.seeds))
+        warn_on_state_dict(self.host, has_seeds=bool(self.seeds) and not self.in_place)
         if "torch._dynamo" in sys.modules:  # compiled graphs do not notice hooks that are added or removed
             torch.compiler.reset()
 
@@ -335,17 +391,3 @@ class GrowableModel(nn.Module):
         if seed is None:
             raise ValueError(f"slot {slot!r} holds no seed; germinate one first")
         return seed
-
-
-def _check_host(model: nn.Module) -> None:
-    """Raise unless a module can be wrapped."""
-    if isinstance(model, GrowableModel):
-        raise ValueError("the model is a GrowableModel already; wrap the host itself, once")
-    if grown := slots_with_seeds(model):
-        raise ValueError(
-            f"the host has seeds of another GrowableModel in slots {', '.join(grown)}, as a copy of `model.host` "
-            "does; build the host anew, wrap model.export(), or copy the GrowableModel as a whole"
-        )
-    names = {name.split(".")[1] for name in model.state_dict(prefix="host.")}
-    if reserved := {growth_state.GROWTH_KEY, "seeds"} & names:
-        raise ValueError(f"the host's own {sorted(reserved)} would clash with the names of grown parts; rename it")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from simic.growth.merge import is_transposed
-from simic.growth.report import blended_live_seeds
+from simic.growth.export import LiveSeeds, exported_sites
+from simic.growth.merge import by_submodule, is_transposed
 from simic.growth.seed import Seed
 from simic.storage.files import write_file
 
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 _PREFIX = "base_model.model."
 
 
-def write_peft(model: GrowableModel, directory: str | Path, live: str = "drop") -> None:
+def write_peft(model: GrowableModel, directory: str | Path, live: LiveSeeds = "drop") -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`; raises unless all seeds are LoRA."""
-    from simic.growth.export import seeds_to_export
-
-    dropped = {report.slot for report in blended_live_seeds(model)} if live == "drop" else set()
-    found = seeds_to_export(model, dropped)
+    kept = [(site, seed) for site in exported_sites(model, live) if (seed := model.seed(site.name)) is not None]
+    found = by_submodule(kept)
     if not found:
         raise ValueError('there is no seed to write: fossilize one first, or use live="keep"')
     factors = {name: _joined([_factors(site.name, seed) for site, seed in own]) for name, own in found.items()}

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from simic.growth.model import GrowableModel
 
 
+_MOST_SHOWN = 12
+"""Seeds and empty slots in a model's `repr`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlotReport:
     """One row of the growth table. A contribution that was not measured is NaN."""
@@ -63,6 +67,29 @@ def describe_seeds(reports: Iterable[SlotReport]) -> str:
     return "; ".join(f"slot {r.slot!r} ({r.blueprint}, {r.stage}, alpha {r.alpha:.2f})" for r in reports)
 
 
+def summarize(model: GrowableModel) -> str:
+    """Slots, parameters and seeds in a few lines, for the model's `repr`."""
+    reports = slot_reports(model)
+    seeds, empty = [r for r in reports if r.blueprint], [r.slot for r in reports if not r.blueprint]
+    host, grown = sum(p.numel() for p in model.host.parameters()), sum(r.parameters for r in reports)
+    lines = [f"{len(reports)} slots with {len(seeds)} seeds; parameters: host {host:,}, grown {grown:,}"]
+    lines += [f"{r.slot}: {r.blueprint}, {r.stage}, alpha {r.alpha:.2f}, {r.parameters:,}" for r in seeds[:_MOST_SHOWN]]
+    if len(seeds) > _MOST_SHOWN:
+        lines.append(f"and {len(seeds) - _MOST_SHOWN} more seeds, see print_growth()")
+    if empty:
+        more = f" and {len(empty) - _MOST_SHOWN} more" if len(empty) > _MOST_SHOWN else ""
+        lines.append(f"empty: {', '.join(empty[:_MOST_SHOWN])}{more}")
+    return "\n".join(printable(line) for line in lines)
+
+
+def trainable_line(model: GrowableModel) -> str:
+    """How many parameters are trained, in PEFT's words."""
+    every = list(model.parameters())
+    trained, total = sum(p.numel() for p in every if p.requires_grad), sum(p.numel() for p in every)
+    share = 100 * trained / max(1, total)
+    return f"trainable params: {trained:,d} || all params: {total:,d} || trainable%: {share:.4f}"
+
+
 def growth_table(model: GrowableModel) -> Table:
     """Slot, stage, blueprint, alpha, parameters and contribution of every slot."""
     table, reports = Table(title="Growth"), slot_reports(model)
@@ -80,7 +107,7 @@ def growth_table(model: GrowableModel) -> Table:
             f"{row.parameters:,}",
             f"{measured} (if blended in)" if row.counterfactual else measured,
         )
-    host = sum(p.numel() for p in model.host.parameters())
+    host = sum(p.numel() for p in model.host_parameters())
     table.caption = f"host {host:,} parameters, grown {sum(r.parameters for r in reports):,}"
     for site in model.sites:
         if site.input is None and not site.seat:

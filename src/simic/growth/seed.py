@@ -27,12 +27,22 @@ class Seed(nn.Module):
         self.branch = branch
         self.gate: Gate | None = None
         self.operator = "add"
-        self.alpha = 0.0
         self._overrides: dict[int, float] = {}  # alpha by thread id
+        self.alpha = 0.0
         self.override_used: bool | None = None
         """Since the last override began: None without a forward pass, False if only other threads ran one."""
         self.straight_through = False
         """Whether a seed at alpha 0 gets the host's gradient (see `blend.straight_through`)."""
+
+    @property
+    def alpha(self) -> float:
+        """How far the seed is blended in."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._note_alpha()
 
     @property
     def override(self) -> float | None:
@@ -41,8 +51,6 @@ class Seed(nn.Module):
         It holds for the thread that set it; a pass in another thread uses the true alpha. A compiled graph cannot ask
         which thread runs it, so there it holds for all.
         """
-        if torch.compiler.is_compiling():
-            return next(iter(self._overrides.values())) if self._overrides else None
         return self._overrides.get(get_ident())
 
     @override.setter
@@ -51,6 +59,17 @@ class Seed(nn.Module):
             self._overrides.pop(get_ident(), None)
         else:
             self._overrides[get_ident()] = alpha
+        self._note_alpha()
+
+    def _note_alpha(self) -> None:
+        """Bring what compiled graphs read up to date: a number would be compiled in anew whenever it changes.
+
+        `_in_use` is compiled in and says whether the branch runs; a seed that is switched off for a measurement runs,
+        at alpha 0. The tensor is replaced, not overwritten, because a backward pass may still need the old one.
+        """
+        values = [self._alpha, *self._overrides.values()]
+        self._in_use = any(values)
+        self._alpha_tensor = torch.tensor(values[min(1, len(values) - 1)], dtype=torch.float64, device="cpu")
 
     def set_operator(self, operator: str) -> None:
         """Choose the blend operator; only "gate" has a gate."""
@@ -63,14 +82,18 @@ class Seed(nn.Module):
     @property
     def is_inactive(self) -> bool:
         """Whether the branch need not run: it is not blended in, and gets no gradient."""
+        if torch.compiler.is_compiling():
+            return not self._in_use and not (self.straight_through and is_grad_enabled())
         override = self.override if self._overrides else None
         alpha = self.alpha if override is None else override
         return alpha == 0 and (not self.straight_through or override is not None or not is_grad_enabled())
 
     def forward(self, h: Tensor, x: Tensor | None = None) -> Tensor:
         """The submodule's output h with the seed blended in; a seed beside the submodule reads its input x."""
+        if torch.compiler.is_compiling():
+            return self._compiled_forward(h, x)
         override = self.override if self._overrides else None
-        if self._overrides and not torch.compiler.is_compiling():
+        if self._overrides:
             self.override_used = override is not None or bool(self.override_used)
         if self.is_inactive:
             return h
@@ -80,6 +103,18 @@ class Seed(nn.Module):
                 return straight_through(h, self._branch_output(h, x, detach=True))
         gate = self.gate(h) if self.gate is not None else None
         return OPERATORS[self.operator](h, self._branch_output(h, x), alpha, gate)
+
+    def _compiled_forward(self, h: Tensor, x: Tensor | None) -> Tensor:
+        """What `forward` computes, with alpha as a tensor; random numbers in a compiled graph are its own matter."""
+        if self.is_inactive:
+            return h
+        if not self._in_use:
+            return straight_through(h, self._branch_output(h, x, detach=True))
+        alpha = self._alpha_tensor.to(h)
+        gate = self.gate(h) if self.gate is not None else None
+        blended = OPERATORS[self.operator](h, self._branch_output(h, x), alpha, gate)
+        # A seed that is switched off adds nothing, not even 0 times infinity. Training needs no such care.
+        return blended if is_grad_enabled() else torch.where(alpha == 0, h, blended)
 
     def _branch_output(self, h: Tensor, x: Tensor | None, *, detach: bool = False) -> Tensor:
         source = h
@@ -155,6 +190,8 @@ def check_branch(name: str, branch: nn.Module, site: Site, like: Tensor) -> None
         raise ValueError(
             f"blueprint {name!r} must {rule}: in slot {site.name!r} it turned {tuple(probe.shape)} into {got}"
         )
+    if like.is_meta:  # without values there is nothing more to see; weights are loaded later
+        return
     if not torch.equal(given, probe):
         raise ValueError(
             f"blueprint {name!r} overwrites its input, which is the host's own activation: "

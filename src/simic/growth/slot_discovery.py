@@ -9,30 +9,26 @@ A seed sees activations as (N, C), (N, L, C) or (N, C, *space). `Site.order` per
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from simic.growth.example import ExampleInput, explain_failure, first_tensor, tensors
+from simic.growth.example import ExampleInput, explain_failure, first_tensor
 from simic.growth.influence import directions, used_outputs
 from simic.growth.layout import Call, Layout, LayoutFinder, UnknownLayoutError, trace
-from simic.growth.notices import warn_user
+from simic.growth.slot_choice import choose_auto, choose_linear, drop_unusable
 from simic.growth.slot_input import NoInputError, SlotInput, find_input
-from simic.growth.slot_shape import TOPOLOGIES, Reads, SlotShape
+from simic.growth.slot_patterns import AUTO, LINEAR, Slots, canonical_names, match_slots
+from simic.growth.slot_shape import TOPOLOGIES, AmbiguousShapeError, Reads, SlotShape
 
 DIRECTIONS = {"sequence-causal": True, "sequence-bidirectional": False}
 """Topologies of a sequence that also state whether it is causal."""
 _RANKS = {("features", 2), ("sequence", 3), ("conv", 3), ("conv", 4), ("conv", 5)}
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class AmbiguousShapeError(ValueError):
-    """The user has to state what the dimensions of a slot mean."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,8 @@ class Site:
     """The argument that seeds beside the submodule read; None if there is none that fits."""
     why_no_input: str = "it was not traced"
     """The reason if `input` is None."""
+    runs: int = 1
+    """Calls of the submodule in one pass."""
     seat: int = 0
     """0 for the first seed of the submodule, 1 for the one that may follow when that is a fossil, and so on."""
 
@@ -78,26 +76,28 @@ class Site:
         return [self.order.index(dim) for dim in range(len(self.order))]
 
 
-def find_sites(
-    model: nn.Module, slots: Sequence[str] | Mapping[str, str] | str, example_input: ExampleInput
-) -> tuple[Site, ...]:
-    """The sites of the named slots, or with "auto" of all that are found; a name that cannot be a slot raises.
+@dataclass(frozen=True)
+class KnownSites:
+    """Sites that were found before, for a model that is built again."""
 
-    A mapping from name to topology states what passes cannot determine, for instance (N, C, L) or (N, L, C); a sequence
+    sites: tuple[Site, ...]
+
+
+def find_sites(model: nn.Module, slots: Slots | KnownSites, example_input: ExampleInput) -> tuple[Site, ...]:
+    """The sites of the slots, see `slot_patterns`; a name that cannot be a slot raises.
+
+    A table from name to topology states what passes cannot determine, for instance (N, C, L) or (N, L, C); a sequence
     may be "sequence-causal" or "sequence-bidirectional" where the host's direction cannot be measured.
     """
-    if slots != "auto":
-        if isinstance(slots, str):
-            raise ValueError(f'slots must be "auto" or a list of submodule names, got the string {slots!r}')
-        if not isinstance(slots, Collection):
-            raise TypeError(f'slots must be "auto", a list of submodule names or a table of them, got {slots!r}')
-        _check_names(list(slots), [name for name, _ in model.named_modules() if name])
-    host = _TracedHost(model, example_input)
-    topologies = dict(slots) if isinstance(slots, Mapping) else {}
-    chosen = _choose(host) if slots == "auto" else list(slots)
-    sites = [host.site(name, topologies.get(name)) for name in chosen]
-    sites = _with_directions(model, sites, topologies, example_input)
-    return tuple(host.with_input(site, stated=site.name in topologies) for site in sites)
+    if isinstance(slots, KnownSites):
+        match_slots(model, [site.name for site in slots.sites])
+        return slots.sites
+    if isinstance(slots, str) and slots in (AUTO, *LINEAR):
+        host = TracedHost(model, example_input)
+        return host.sites(choose_auto(host) if slots == AUTO else choose_linear(host))
+    matched = match_slots(model, slots)
+    host = TracedHost(model, example_input)
+    return host.sites(drop_unusable(host, matched), matched.topologies)
 
 
 def with_seats(sites: Sequence[Site], seeds_per_slot: int) -> tuple[Site, ...]:
@@ -110,31 +110,18 @@ def with_seats(sites: Sequence[Site], seeds_per_slot: int) -> tuple[Site, ...]:
     )
 
 
-def _check_names(names: list[str], known: list[str]) -> None:
-    if not names:
-        raise ValueError('slots is empty: name at least one submodule, or pass "auto"')
-    for name in names:
-        if not isinstance(name, str):
-            raise ValueError(f"the model has no submodule {name!r}: names are strings; write {str(name)!r}")
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=4, cutoff=0.5)
-            hint = f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(known[:12])}"
-            raise ValueError(f"the model has no submodule {name!r}; {hint}")
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise ValueError(f"each slot may be named once, got {', '.join(sorted(repeated))} several times")
-
-
-class _TracedHost:
+class TracedHost:
     """A host with the outputs of its submodules on the example input."""
 
     def __init__(self, model: nn.Module, example_input: ExampleInput) -> None:
-        self.model = model
+        self.model, self.example_input = model, example_input
         calls: list[Call] = []
         try:
             self.result = trace(model, example_input, calls)
         except Exception as error:
             raise explain_failure(model, example_input, error) from error
+        self.first_names = canonical_names(model)
+        """The name under which calls of each submodule are recorded."""
         self.calls: dict[str, list[Call]] = {name: [] for name, _ in model.named_modules()}
         for made in calls:
             self.calls[made.name].append(made)
@@ -142,9 +129,26 @@ class _TracedHost:
         self.layouts = LayoutFinder(model, example_input, calls)
         self.used = used_outputs(model, example_input)
 
+    def sites(self, names: Sequence[str], topologies: Mapping[str, str] = MappingProxyType({})) -> tuple[Site, ...]:
+        """The sites of submodules, complete with direction and input; a name that cannot be a slot raises."""
+        found = [self.site(name, topologies.get(name)) for name in names]
+        found = _with_directions(self, found, topologies)
+        return tuple(self._with_input(site, stated=site.name in topologies) for site in found)
+
+    def refused(self, names: Sequence[str], topologies: Mapping[str, str]) -> dict[str, str]:
+        """Why some of these submodules cannot be slots, by name."""
+        reasons = {}
+        for name in names:
+            try:
+                self.site(name, topologies.get(name))
+            except ValueError as error:
+                reasons[name] = str(error)
+        return reasons
+
     def site(self, name: str, topology: str | None) -> Site:
-        """The site of a submodule, or ValueError if it cannot be a slot."""
-        outputs = self.outputs[name]
+        """The site of a submodule, without direction and input, or ValueError if it cannot be a slot."""
+        recorded = self.first_names[name]
+        outputs = self.outputs[recorded]
         if not outputs:
             raise ValueError(
                 f"slot {name!r} did not run in the traced pass; choose a submodule that the forward pass calls"
@@ -164,22 +168,23 @@ class _TracedHost:
                 f"slot {name!r} changes shape: it ran {len(shapes)} times in one pass and gave "
                 f"{sorted(set(shapes))}; choose a submodule that always gives the same number of features"
             )
-        if self.used is not None and name not in self.used:
+        if self.used is not None and recorded not in self.used:
             raise ValueError(
                 f"slot {name!r} has no effect on the host's output: no gradient reaches its first tensor, so a seed "
                 "there could not learn; choose a submodule whose output is used"
             )
         shape, order = found.pop()
         example_shape = shapes[0] if order is None else tuple(shapes[0][dim] for dim in order)
-        return Site(name, shape, example_shape, _container(outputs[0]), order)
+        return Site(name, shape, example_shape, _container(outputs[0]), order, runs=len(outputs))
 
-    def with_input(self, site: Site, *, stated: bool) -> Site:
+    def _with_input(self, site: Site, *, stated: bool) -> Site:
         """The site with the argument that seeds beside its submodule may read, or with the reason why there is none.
 
         `stated`: the user said what the dimensions of the output mean; the input's then mean the same.
         """
         try:
-            found, shape = find_input(self.calls[site.name], site, None if stated else self.layouts.known_features)
+            known_features = None if stated else self.layouts.known_features
+            found, shape = find_input(self.calls[self.first_names[site.name]], site, known_features)
         except NoInputError as reason:
             return replace(site, why_no_input=str(reason))
         return replace(site, input=found, shape=shape)
@@ -195,7 +200,8 @@ class _TracedHost:
                 f"(N, C, D, H, W), with topology one of {', '.join((*TOPOLOGIES, *DIRECTIONS))} if it is given"
             )
         try:
-            layout = self.layouts.layout(name, tensor) if kind is None else self._stated_layout(name, tensor, kind)
+            find = self.layouts.layout if kind is None else partial(self._stated_layout, kind)
+            layout = find(self.first_names[name], tensor)
         except UnknownLayoutError:
             raise AmbiguousShapeError(
                 f"slot {name!r} outputs shape {shape}, and neither its layers nor passes over other batches and "
@@ -213,7 +219,7 @@ class _TracedHost:
         slot_shape = SlotShape(kind, shape[layout.features], rank - 2 if kind == "conv" else 0)
         return slot_shape, None if order == tuple(range(rank)) else order
 
-    def _stated_layout(self, name: str, tensor: Tensor, kind: str) -> Layout:
+    def _stated_layout(self, kind: str, name: str, tensor: Tensor) -> Layout:
         if kind != "sequence":
             return Layout(0, 1)
         try:
@@ -229,9 +235,7 @@ def _container(output: Any) -> str:
     return "tensor" if isinstance(output, Tensor) else "tuple" if isinstance(output, tuple) else "list"
 
 
-def _with_directions(
-    model: nn.Module, sites: list[Site], topologies: Mapping[str, str], example_input: ExampleInput
-) -> list[Site]:
+def _with_directions(host: TracedHost, sites: list[Site], topologies: Mapping[str, str]) -> list[Site]:
     """Sites with the stated or measured direction; a sequence whose direction cannot be measured counts as causal.
 
     A one-dimensional convolution that is causal becomes a sequence: the convolutions of conv blueprints look ahead.
@@ -241,11 +245,11 @@ def _with_directions(
     for site in sites:
         order = site.order or tuple(range(site.shape.rank))
         if site.shape.topology == "sequence" and site.name not in stated:
-            unknown[site.name] = order[0], order[1]
+            unknown[host.first_names[site.name]] = order[0], order[1]
         elif site.shape.dims == 1 and site.name not in topologies:
-            unknown[site.name] = order[0], order[2]
-    found = directions(model, unknown, example_input) if unknown else {}
-    return [_directed(site, stated.get(site.name), found.get(site.name, set())) for site in sites]
+            unknown[host.first_names[site.name]] = order[0], order[2]
+    found = directions(host.model, unknown, host.example_input) if unknown else {}
+    return [_directed(site, stated.get(site.name), found.get(host.first_names[site.name], set())) for site in sites]
 
 
 def _directed(site: Site, stated: bool | None, found: set[str]) -> Site:
@@ -262,72 +266,6 @@ def _as_sequence(site: Site) -> Site:
     order = None if (batch, position, features) == (0, 1, 2) else (batch, position, features)
     shape = SlotShape("sequence", channels)
     return replace(site, shape=shape, example_shape=(samples, length, channels), order=order)
-
-
-def _choose(host: _TracedHost) -> list[str]:
-    """For "auto": blocks with weights that feed others, which are members of containers or submodules without any."""
-    chosen: list[str] = []
-    unclear: list[str] = []
-
-    def visit(module: nn.Module, prefix: str) -> None:
-        for own_name, child in module.named_children():
-            if own_name == "parametrizations" and is_parametrized(module):
-                continue
-            name = prefix + own_name
-            is_member = isinstance(module, _CONTAINERS)
-            if not is_member and (isinstance(child, _CONTAINERS) or _holds_blocks(host, name, child)):
-                visit(child, name + ".")
-            elif not _has_features(host, name, child):
-                # A block whose output is the host's output is a head; its parts are not blocks.
-                if not is_member or isinstance(child, _CONTAINERS) or not _is_output(host, name):
-                    visit(child, name + ".")
-            else:
-                try:
-                    host.site(name, None)
-                except AmbiguousShapeError:
-                    if host.used is None or name in host.used:
-                        unclear.append(name)
-                except ValueError:
-                    visit(child, name + ".")
-                else:
-                    chosen.append(name)
-
-    visit(host.model, "")
-    if unclear:
-        warn_user(
-            f"slots that auto leaves out because their shape can be read in several ways: {', '.join(unclear)}; "
-            'to grow there, state their topology: slots={"name": "sequence"} for (N, L, C), "conv" for (N, C, ...)',
-        )
-    if not chosen:
-        names = ", ".join(name for name in host.outputs if name)
-        raise ValueError(f"found no submodule that could be a slot; name them: slots=[...] from {names}")
-    return chosen
-
-
-def _holds_blocks(host: _TracedHost, prefix: str, module: nn.Module) -> bool:
-    """Whether a container inside a submodule has members of several layers, which are better slots than the whole."""
-    for name, inner in module.named_modules():
-        if isinstance(inner, _CONTAINERS):
-            for member, child in inner.named_children():
-                path = ".".join(filter(None, (prefix, name, member)))
-                if next(child.children(), None) is not None and _has_features(host, path, child):
-                    return True
-    return False
-
-
-def _has_features(host: _TracedHost, name: str, module: nn.Module) -> bool:
-    """Whether a submodule has weights, runs once and outputs a tensor that is not the host's own output."""
-    outputs = host.outputs.get(name, [])
-    tensor = first_tensor(outputs[0]) if len(outputs) == 1 else None
-    tables = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
-    if tensor is None or not any(p.dim() > 1 and p not in tables for p in module.parameters()):
-        return False
-    return not _is_output(host, name)
-
-
-def _is_output(host: _TracedHost, name: str) -> bool:
-    outputs = [first_tensor(output) for output in host.outputs.get(name, [])]
-    return any(tensor is final for tensor in outputs for final in tensors(host.result))
 
 
 def check_activation(site: Site, h: Tensor) -> None:

@@ -12,6 +12,10 @@ Hosts = Literal["trained", "frozen", "any"]
 """Hosts that are offered a blueprint unless they name their own: those that train along, frozen ones, or both."""
 
 
+class AmbiguousShapeError(ValueError):
+    """The user has to state what the dimensions of a slot mean."""
+
+
 @dataclass(frozen=True)
 class SlotShape:
     """The shape of what a slot's submodule puts out and, if a seed can read it, of what goes in."""

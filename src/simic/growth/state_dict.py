@@ -31,7 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import is_tensor_like
 
+from simic.growth.blueprints import BLUEPRINTS
 from simic.growth.seed import Seed
+from simic.growth.settings import settings_of
 from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.lifecycle.stages import Stage
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 GROWTH_KEY = "growth"
 VERSION = 2
 _HOST = "host."
-_SEEDS = "seeds."
+SEEDS = "seeds."
 
 
 def seed_key(slot: str) -> str:
@@ -58,7 +60,7 @@ def seed_key(slot: str) -> str:
 def publish_names(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """State-dict post-hook: give the host's tensors their own names and add the growth record."""
     _rename(state_dict, {key: prefix + key.removeprefix(prefix + _HOST) for key in _under(state_dict, prefix + _HOST)})
-    if _has_grown(model):
+    if has_grown(model):
         state_dict[prefix + GROWTH_KEY] = growth_record(model)
     else:
         local_metadata[GROWTH_KEY] = json.dumps(_record(model), allow_nan=False)
@@ -67,16 +69,23 @@ def publish_names(model: GrowableModel, state_dict: dict[str, Any], prefix: str,
 def restore(model: GrowableModel, state_dict: dict[str, Any], prefix: str, local_metadata: Any, *_: Any) -> None:
     """Load pre-hook: check, then rebuild the seeds; torch then copies the weights. A refused load changes nothing."""
     public = {key.removeprefix(prefix): key for key in _under(state_dict, prefix)}
-    tensors = {name: state_dict[key] for name, key in public.items()}
-    record, seeds = _read(model, tensors, local_metadata)
-    _check_shapes(_expected_tensors(model, seeds), tensors)
+    model.loaded_prefix = prefix
+    if model.in_place:  # the host's own hook reads the record and rebuilds the seeds
+        _rename(state_dict, {key: prefix + _HOST + name for name, key in public.items()})
+        return
+    rebuild_seeds(model, {name: state_dict[key] for name, key in public.items()}, local_metadata)
     if GROWTH_KEY in public:
         del state_dict[public.pop(GROWTH_KEY)]
-    own = {key: prefix + _HOST + name for name, key in public.items() if not name.startswith(_SEEDS)}
+    own = {key: prefix + _HOST + name for name, key in public.items() if not name.startswith(SEEDS)}
     _rename(state_dict, own)
+
+
+def rebuild_seeds(model: GrowableModel, tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Make a model hold the seeds of a state dict, whose names are without prefix; one that does not fit is refused."""
+    record, seeds = _read(model, tensors, metadata)
+    _check_shapes(_expected_tensors(model, seeds), tensors)
     if record is not None:
         model.set_seeds(seeds, _slot_state(model, record), int(record["germinations"]))
-    model.loaded_prefix = prefix
 
 
 def publish_incompatible(model: GrowableModel, incompatible: Any) -> None:
@@ -98,8 +107,8 @@ def prepare(model: GrowableModel, state_dict: Mapping[str, Any], strict: bool) -
     if not strict:
         return prepared
     has_record = GROWTH_KEY in prepared or GROWTH_KEY in metadata.get("", {})
-    if not has_record and _has_grown(model):
-        prepared[GROWTH_KEY] = _as_tensor(_dormant_record(model))
+    if not has_record and has_grown(model):
+        prepared[GROWTH_KEY] = as_tensor(dormant_record(model))
     expected = _expected_tensors(model, _read(model, prepared, metadata.get("", {}))[1])
     _check_names(expected, prepared)
     _check_shapes(expected, prepared)
@@ -112,7 +121,8 @@ def prepare(model: GrowableModel, state_dict: Mapping[str, Any], strict: bool) -
     return prepared
 
 
-def _has_grown(model: GrowableModel) -> bool:
+def has_grown(model: GrowableModel) -> bool:
+    """Whether a model has ever had a seed."""
     return bool((model.slot_state.stage != Stage.DORMANT).any() or model.germinations)
 
 
@@ -131,10 +141,11 @@ def _rename(state_dict: dict[str, Any], names: dict[str, str]) -> None:
 
 def growth_record(model: GrowableModel) -> Tensor:
     """The growth record of a model, as the bytes of a JSON text."""
-    return _as_tensor(_record(model))
+    return as_tensor(_record(model))
 
 
-def _as_tensor(record: dict[str, Any]) -> Tensor:
+def as_tensor(record: dict[str, Any]) -> Tensor:
+    """A growth record as the bytes of a JSON text."""
     return torch.frombuffer(bytearray(json.dumps(record, allow_nan=False).encode()), dtype=torch.uint8)
 
 
@@ -146,10 +157,11 @@ def _record(model: GrowableModel) -> dict[str, Any]:
         "blueprints": list(model.blueprint_names),
         "germinations": model.germinations,
         "slot_state": model.slot_state.state_dict(),
+        "settings": settings_of(model),
     }
 
 
-def _dormant_record(model: GrowableModel) -> dict[str, Any]:
+def dormant_record(model: GrowableModel) -> dict[str, Any]:
     """The record of this model before any growth."""
     return _record(model) | {"germinations": 0, "slot_state": SlotState.dormant(1, len(model.sites)).state_dict()}
 
@@ -176,13 +188,14 @@ def _read(
         # The record of a model that never grew: for other slots than these it holds nothing of interest.
         record = _upgrade(json.loads(metadata[GROWTH_KEY]))
         if record["version"] != VERSION or record["slots"] != _slot_table(model):
-            record = _dormant_record(model)
+            record = dormant_record(model)
     else:
         return None, {slot: seed for slot in model.slot_names if (seed := model.seed(slot)) is not None}
     return record, _seeds_of(model, record)
 
 
-def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+def open_record(value: Any) -> dict[str, Any]:
+    """A growth record from its bytes, in the present format and checked by itself."""
     try:
         record = _upgrade(parse_json(bytes(value.cpu().numpy().tobytes()), "its text"))
         found = record["version"]
@@ -192,6 +205,11 @@ def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
         raise ValueError(f"the growth record of this state dict is damaged ({error}); use another checkpoint") from None
     if found != VERSION:
         raise ValueError(f"the growth record has format version {found}, this simic reads version {VERSION}")
+    return record
+
+
+def _read_record(model: GrowableModel, value: Any) -> dict[str, Any]:
+    record = open_record(value)
     for name, here in (("slots", _slot_table(model)), ("incubation", model.lifecycle.incubation)):
         if record[name] != here:
             raise ValueError(
@@ -225,7 +243,8 @@ def _seeds_of(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed]:
             continue
         blueprint = record["blueprints"][state.blueprint[0, index]]
         if blueprint not in model.blueprint_names:
-            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; register it before loading")
+            remedy = "build the model with it in blueprints=..." if blueprint in BLUEPRINTS else "register it first"
+            raise ValueError(f"the checkpoint holds a seed of blueprint {blueprint!r}; {remedy}")
         operator = STYLES[state.style[0, index]].operator
         seed = model.seed(slot)
         if seed is None or (seed.blueprint, seed.operator) != (blueprint, operator):
@@ -239,9 +258,10 @@ def _seeds_of(model: GrowableModel, record: dict[str, Any]) -> dict[str, Seed]:
 
 
 def _expected_tensors(model: GrowableModel, seeds: Mapping[str, Seed]) -> dict[str, Any]:
-    tensors = {key.removeprefix(_HOST): value for key, value in model.host.state_dict(prefix=_HOST).items()}
+    host = {key.removeprefix(_HOST): value for key, value in model.host.state_dict(prefix=_HOST).items()}
+    tensors = {name: value for name, value in host.items() if not name.startswith(SEEDS) and name != GROWTH_KEY}
     for slot, seed in seeds.items():
-        tensors |= {f"{_SEEDS}{seed_key(slot)}.{name}": value for name, value in seed.state_dict().items()}
+        tensors |= {f"{SEEDS}{seed_key(slot)}.{name}": value for name, value in seed.state_dict().items()}
     return tensors
 
 

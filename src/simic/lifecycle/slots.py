@@ -304,16 +304,18 @@ def to_measure(slots: SlotState) -> np.ndarray:
     return slots.live & ((slots.alpha > 0) | _TRAINING[slots.stage]) | turn
 
 
-def note_contributions(slots: SlotState, measured: np.ndarray, metric: np.ndarray, switched: np.ndarray) -> None:
+def note_contributions(
+    slots: SlotState, measured: np.ndarray, metric: np.ndarray, switched: np.ndarray, scale: np.ndarray | float = 1.0
+) -> None:
     """Write the contributions of the `measured` seeds, bool (N, S), in place.
 
     `metric` (N,) is that of the unchanged network, `switched` (N, S) that of the network with one seed switched: off if
-    it is blended in, otherwise on at its alpha target.
+    it is blended in, otherwise on at its alpha target. A contribution is their difference divided by `scale` (N, S).
     """
     blended_in = slots.alpha > 0
     # A non-finite metric counts as the worst possible one; if both are infinite the contribution is unknown (NaN).
     with np.errstate(invalid="ignore"):
-        lost = metric[:, None] - np.where(np.isfinite(switched), switched, -np.inf)
+        lost = (metric[:, None] - np.where(np.isfinite(switched), switched, -np.inf)) / scale
     contribution = np.clip(np.where(blended_in, lost, -lost), -CONTRIBUTION_LIMIT, CONTRIBUTION_LIMIT)
     slots.contribution[measured] = contribution[measured]
     slots.counterfactual[measured] = ~blended_in[measured]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,7 +18,14 @@ from simic.growth.model import GrowableModel
 from simic.scheduler.validation import METRICS_RETURNED
 
 # By name, because importing these classes is slow and not every build of torch has them.
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+_WRAPPERS = {
+    "DistributedDataParallel": "wrap no part of the host",
+    "DataParallel": "start one process per device",
+    "FullyShardedDataParallel": "do not shard it",
+    "FSDPModule": "do not call fully_shard on it",
+    "DeepSpeedEngine": "train it without DeepSpeed",
+}
+"""Wrappers that are refused around or inside a model, and what to do instead."""
 
 
 def check_parts(model: Any, optimizer: Any) -> None:
@@ -51,12 +57,19 @@ def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any, 
         raise TypeError(f"governor must be True, False or a GovernorConfig, got {governor!r}")
 
 
-def refuse_distributed(model: GrowableModel) -> None:
-    """Raise if several processes train together: each rank would grow and train its seeds on its own."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        _refuse(f"this process belongs to a group of {distributed.get_world_size()}")
+def check_costs(evaluate_every: Any, max_ablations: Any) -> None:
+    """Raise unless these are a number of decisions and a number of seeds, or None for all seeds."""
+    if not isinstance(evaluate_every, Integral) or evaluate_every < 1:
+        raise ValueError(f"evaluate_every must be a number of decisions, at least 1, got {evaluate_every!r}")
+    if max_ablations is not None and (not isinstance(max_ablations, Integral) or max_ablations < 1):
+        raise ValueError(f"max_ablations must be a number of seeds, at least 1, or None for all, got {max_ablations!r}")
+
+
+def refuse_sharded(model: GrowableModel) -> None:
+    """Raise if the model's weights are spread over processes, or a part of it is wrapped for several processes."""
     _refuse_wrapper(model, "a part of the model is wrapped in")
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        _refuse("parameters of the model are DTensors, each rank holds a part of them", "keep the model whole")
 
 
 class ArgumentCheck:
@@ -97,13 +110,13 @@ def _has_lr_scheduler(optimizer: Optimizer) -> bool:
 def _refuse_wrapper(model: nn.Module, found_where: str) -> None:
     bases = (base.__name__ for module in model.modules() for base in type(module).__mro__)
     if wrapper := next((name for name in bases if name in _WRAPPERS), None):
-        _refuse(f"{found_where} {wrapper}")
+        _refuse(f"{found_where} {wrapper}", _WRAPPERS[wrapper])
 
 
-def _refuse(reason: str) -> None:
+def _refuse(reason: str, remedy: str) -> None:
     raise ValueError(
-        f"GrowthScheduler works in a single process without DDP or FSDP, but {reason}: seeds would drift apart between "
-        "ranks; train on one device"
+        "GrowthScheduler works on one device or with DistributedDataParallel, where every rank holds the whole model, "
+        f"but {reason}: {remedy}, and wrap the GrowableModel itself: DistributedDataParallel(GrowableModel(host))"
     )
 
 

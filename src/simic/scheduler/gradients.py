@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class GradientMeter:
         """Called before every optimizer step."""
         self._steps += 1
         if self._steps % HOST_NORM_EVERY == 1:
-            self._add(_HOST, _gradients(self._model.host.parameters()))
+            self._add(_HOST, _gradients(self._model.host_parameters()))
         for index in np.flatnonzero(self._model.slot_state.occupied[0]).tolist():
             seed = self._model.seed(index)
             if seed is not None and (gradients := _gradients(seed.parameters())):
@@ -54,6 +55,18 @@ class GradientMeter:
         """Mean gradient norm of the host without its seeds; NaN before the first step."""
         return self._mean(_HOST)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured in the present host epoch, as JSON values."""
+        norms = [[key, float(total), count] for key, (total, count) in self._norms.items()]
+        return {"steps": self._steps, "norms": norms}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from `state_dict`; None, of a file that lacks it, starts the host epoch anew."""
+        self.clear()
+        if state is not None:
+            self._steps = state["steps"]
+            self._norms = {key: (total, count) for key, total, count in state["norms"]}
+
     def _add(self, key: int, gradients: list[Tensor]) -> None:
         total, count = self._norms.get(key, (0.0, 0))
         self._norms[key] = total + (nn.utils.get_total_norm(gradients) if gradients else 0.0), count + 1
@@ -61,6 +74,24 @@ class GradientMeter:
     def _mean(self, key: int) -> float:
         total, count = self._norms.get(key, (math.nan, 1))
         return float(total) / count
+
+
+def observe_gradients(meter: GradientMeter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Observe the gradients of an optimizer's step, given its arguments with itself first; returns those to use.
+
+    A step that is given a closure, as Lightning's are, computes its gradients in there.
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        meter.observe()
+        return None
+
+    def observed() -> Any:
+        loss = closure()
+        meter.observe()
+        return loss
+
+    return ((args[0], observed, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": observed})
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:

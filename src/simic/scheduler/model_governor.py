@@ -132,6 +132,17 @@ class ModelGovernor:
         return given[main] / self._first[main], given[second] / scale
 
 
+def judge(governor: ModelGovernor | None, metrics: Mapping[str, float]) -> Verdict:
+    """The verdict on a decision's metrics, see `CountedMetric.judged`; OK without a governor."""
+    if governor is None:
+        return Verdict.OK
+    if not math.isfinite(metrics.get("val_accuracy", 0.0)):
+        return Verdict.OK  # not a fault of the weights; `CountedMetric.figures` raises
+    verdict = governor.judge(metrics)
+    # A loss that was never finite may as well be a fault of the evaluation.
+    return verdict if governor.has_reference else Verdict.OK
+
+
 def _all_finite(tensors: list[Tensor]) -> bool:
     if not tensors:
         return True

@@ -52,7 +52,8 @@ class ParameterGroups:
         if not any(parameter in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ValueError("the optimizer holds none of the model's parameters; build it from model.parameters()")
         for scheduler in lr_schedulers:
-            if scheduler.optimizer is not optimizer:
+            driven = scheduler.optimizer
+            if getattr(driven, "optimizer", driven) is not optimizer:  # accelerate's wrapper has the optimizer inside
                 raise ValueError(f"the {type(scheduler).__name__} drives another optimizer than the one given")
         self.model, self.optimizer = model, optimizer
         self.lr_schedulers = tuple(lr_schedulers)
@@ -103,8 +104,12 @@ class ParameterGroups:
     def rebuild(self, slots: Sequence[str], numbers: Sequence[int]) -> None:
         """Replace the seeds' groups by new ones in this order, to load a saved optimizer into.
 
-        A slot that occurs once gets one group, as in older checkpoints; the next `sync` splits it.
+        A slot that occurs once gets one group, as in older checkpoints; the next `sync` splits it. Groups that are in
+        this order already stay, with their optimizer state: it may have been loaded before.
         """
+        self.sync()
+        if (self.seed_order(), self.seed_numbers()) == (list(slots), list(numbers)):
+            return
         planned = {slot: list(self._wanted(slot).items()) for slot in slots}
         for slot, parts in planned.items():
             if slots.count(slot) == 1 and len(parts) > 1:
@@ -148,7 +153,8 @@ class ParameterGroups:
         """Names of the seed's parameters by host group (see `templates_for`); empty without a seed."""
         if self.model.seed(slot) is None:
             return {}
-        groups = [group["params"] for group in self._host_groups()]
+        seeds = set(self.model.seeds.parameters())  # an optimizer built from a grown model has them in a host group
+        groups = [[p for p in group["params"] if p not in seeds] for group in self._host_groups()]
         submodule = self.model.sites[self.model.slot_names.index(slot)].submodule
         return templates_for(self._seed(slot), submodule, self.model.host, groups)
 

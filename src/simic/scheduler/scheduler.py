@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 
 from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
@@ -21,51 +21,83 @@ from simic.control.registry import make_controller
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
+from simic.lifecycle.stages import Stage
 from simic.scheduler.acting import action_limit, take_actions
-from simic.scheduler.checks import ArgumentCheck, check_parts, check_settings, refuse_distributed
+from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
-from simic.scheduler.decision import Decision, stage_changes
-from simic.scheduler.gradients import GradientMeter
+from simic.scheduler.decision import Decision, encode_decision, seed_parameters, stage_changes
+from simic.scheduler.events import LOGGER, Announcer, Hook
+from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
-from simic.scheduler.model_governor import ModelGovernor
+from simic.scheduler.history import GrowthHistory, describe_scheduler
+from simic.scheduler.model_facts import model_facts
+from simic.scheduler.model_governor import ModelGovernor, judge
 from simic.scheduler.parameter_groups import ParameterGroups
-from simic.scheduler.scheduler_state import VERSION, check_state, upgrade
+from simic.scheduler.plot import plot_growth
+from simic.scheduler.ranks import Ranks
+from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
+from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
-from simic.scheduler.validation import complete_metrics, contribution_metric, read_metrics, read_number
+from simic.scheduler.validation import CountedMetric, read_number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class GrowthScheduler:
     """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
 
-    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing);
-    the modules it calls are in evaluation mode meanwhile. With it, contributions are measured by switching seeds off;
-    without it no seed can be fossilized. `horizon` is the planned number of host epochs, if known; some controllers
-    pace growth by it. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`. Several
-    models may share an optimizer, each with its own scheduler. A controller is asked for one action per decision; with
-    `actions_per_decision`, and in a frozen host by default, it is asked again at the same decision until it waits. A
-    frozen host has nothing to train without seeds, so there the first decision is taken at once.
+    `model` may also be what torch.compile or DistributedDataParallel made of a GrowableModel. Several processes then
+    each build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides (see `Ranks`).
+
+    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing),
+    or any other metrics by name, of which `metric` names the one that counts and `mode` says whether it is better when
+    it is lower ("min") or higher ("max"). The modules it calls are in evaluation mode meanwhile. With it, contributions
+    are measured by switching seeds off; without it no seed can be fossilized.
+
+    A step calls `evaluate` once, and once more for each live seed and for one fossil. `evaluate_every=k` measures
+    contributions at every k-th decision only, `max_ablations=m` those of at most m seeds at a time, in turn.
+
+    `horizon` is the planned number of host epochs, if known; some controllers pace growth by it. A `governor` restores
+    the last good state of a network that breaks, see `ModelGovernor`. `verbose` prints every stage change, which
+    `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize` and `on_prune` are called with a
+    `GrowthEvent`. Several models may share an optimizer, each with its own scheduler.
+
+    A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
+    is asked again at the same decision until it waits. A frozen host has nothing to train without seeds, so there the
+    first decision is taken at once.
     """
 
     def __init__(
         self,
-        model: GrowableModel,
+        model: GrowableModel | nn.Module,
         optimizer: Optimizer,
         controller: str | Controller = "heuristic",
         lr_schedulers: LRScheduler | Sequence[LRScheduler] = (),
         *,
         evaluate: Evaluate | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        evaluate_every: int = 1,
+        max_ablations: int | None = None,
         horizon: int = 0,
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
         actions_per_decision: int | None = None,
+        verbose: bool = False,
+        on_germinate: Hook | None = None,
+        on_fossilize: Hook | None = None,
+        on_prune: Hook | None = None,
     ) -> None:
-        check_parts(model, optimizer)
-        refuse_distributed(model)
+        model, optimizer, self.lr_schedulers = unwrap(model, optimizer, lr_schedulers)
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
         check_settings(controller, evaluate, horizon, governor, actions_per_decision)
+        check_costs(evaluate_every, max_ablations)
+        self._metric = CountedMetric(metric, mode)
+        hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
+        self._announcer = Announcer(hooks, verbose=verbose)
         self.model, self.optimizer, self.controller = model, optimizer, controller
-        self.lr_schedulers = (lr_schedulers,) if isinstance(lr_schedulers, LRScheduler) else tuple(lr_schedulers)
         self.horizon = horizon
         self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
         self._arguments.warn_about_missing(evaluate)
@@ -77,10 +109,14 @@ class GrowthScheduler:
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
         self._gradients = GradientMeter(model)
         self._usage = StepUsage()
-        self._meter = ContributionMeter(model, evaluate, self._usage)
+        self._ranks = Ranks(model)
+        self._meter = ContributionMeter(
+            model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
+        )
         config = governor if isinstance(governor, GovernorConfig) else GovernorConfig()
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
+        LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
         if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
             self._take_first_decision()
 
@@ -93,49 +129,68 @@ class GrowthScheduler:
     def evaluate(self, evaluate: Evaluate | None) -> None:
         self._meter.evaluate = evaluate
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was trained since the last decision, so that `step` would decide nothing."""
+        return self._usage.idle
+
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
         return self.model.loss(closure)
 
     def step(
-        self, *, val_loss: float | None = None, val_accuracy: float | None = None, train_loss: float | None = None
+        self,
+        metrics: SupportsFloat | Mapping[str, Any] | None = None,
+        /,
+        *,
+        val_loss: SupportsFloat | None = None,
+        val_accuracy: SupportsFloat | None = None,
+        train_loss: SupportsFloat | None = None,
+        **others: SupportsFloat | None,
     ) -> Decision:
         """Call once per host epoch, after validation. Without validation metrics, `evaluate` is called.
 
-        If nothing was trained since the last call, nothing is decided and no time passes.
+        Metrics are given by name, as keywords or in a mapping; a single value is the metric that counts, by default
+        the validation loss. If nothing was trained since the last call, nothing is decided and no time passes.
         """
-        refuse_distributed(self.model)
+        refuse_sharded(self.model)
         self._arguments.check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
         self._usage.check(self._next_index, self.horizon)
+        self._ranks.check("before a decision", decision=self._next_index, trained=not self._usage.idle)
+        known = {"val_loss": val_loss, "val_accuracy": val_accuracy, "train_loss": train_loss}
+        given = self._metric.collect(metrics, known | others)
+        train = {name: given.pop(name) for name in ("train_loss",) if name in given}
+        train = self._ranks.mean("in the train_loss given", lambda: {k: read_number(k, v) for k, v in train.items()})
         if self._usage.idle:
-            metrics = complete_metrics(self._validate(val_loss, val_accuracy))
-            return Decision(index=self._next_index, actions=(Action(),), changes=(), verdict=Verdict.OK, **metrics)
-        train_loss = math.nan if train_loss is None else read_number("train_loss", train_loss)
-        untouched, history = self.model.slot_state.copy(), self._history
+            numbers = self._validate(given)
+            figures = self._metric.figures(numbers)
+            return Decision(index=self._next_index, **figures, **self._metrics_by_name(numbers | train))
+        self._meter.evaluations, sizes = 0, seed_parameters(self.model)
+        untouched, history, metric_state = self.model.slot_state.copy(), self._history, self._metric.state_dict()
         governor_history = self._governor.history() if self._governor else {}
         try:
             broken = self._governor is not None and not self._governor.weights_finite()
-            metrics = {"val_loss": math.nan} if broken else self._validate(val_loss, val_accuracy)
-            verdict = self._judge(metrics | {"train_loss": train_loss}, broken=broken)
+            numbers = {} if broken else self._validate(given)
+            verdict = Verdict.NOT_FINITE if broken else judge(self._governor, self._metric.judged(numbers | train))
             if verdict == Verdict.OK:
+                figures = self._observe(numbers, train)
                 # The user's own metrics may stem from other data than evaluate's, so contributions need evaluate's.
-                metric = contribution_metric(metrics) if val_loss is None and val_accuracy is None else None
-                metrics = complete_metrics(metrics)
-                rows, before = self._decide(metrics | {"train_loss": train_loss}, metric)
+                rows, before = self._decide(None if given else self._metric.goodness(numbers))
             else:
-                metrics = {"val_loss": math.nan, "val_accuracy": math.nan} | metrics
+                figures = {name: numbers.get(name, math.nan) for name in ("val_loss", "val_accuracy")}
                 rows, before = [np.zeros(len(HEADS), dtype=np.int64)], untouched
         except Exception:  # a failed step leaves no trace and can be repeated
             self.model.slot_state, self._history = untouched, history
+            self._metric.load_state_dict(metric_state)
             if self._governor:
                 self._governor.set_history(governor_history)
             raise
         if self._governor and verdict != Verdict.OK:
             self._governor.restore()
-        decision = self._finish(rows, before, metrics, verdict)
-        if verdict != Verdict.OK:
-            self._report_rollback(decision)
+        decision = self._finish(rows, before, sizes, figures | {"verdict": verdict}, numbers | train)
+        self._ranks.check("after a decision")
+        self._announce(decision)
         return decision
 
     def _take_first_decision(self) -> None:
@@ -145,14 +200,13 @@ class GrowthScheduler:
         """
         self.horizon += 1 if self.horizon else 0
         before = self.model.slot_state.copy()
-        self._finish(self._act(), before, {"val_loss": math.nan, "val_accuracy": math.nan}, Verdict.OK)
+        self._announce(self._finish(self._act(), before, {}, {}, {}))
 
-    def _decide(self, metrics: dict[str, float], metric: float | None) -> tuple[list[np.ndarray], SlotState]:
+    def _decide(self, goodness: float | None) -> tuple[list[np.ndarray], SlotState]:
         """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
         self._gradients.report()
-        self._meter.measure(metric)
-        observed = metrics | {"parameters": float(sum(parameter.numel() for parameter in self.model.parameters()))}
-        self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
+        self._meter.forget_outdated()  # before, because held seeds that are not measured come first
+        self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
         return self._act(), before
 
@@ -160,15 +214,30 @@ class GrowthScheduler:
         """Ask the controller for its actions and carry them out; each sees what those before it have changed."""
 
         def ask(rows: list[np.ndarray]) -> Any:
+            self._meter.forget_outdated()  # an action before may have made a seed held
             facts = self.facts()
             return self.controller.act(replace(facts, previous_action=rows[-1][None]) if rows else facts)
 
-        return take_actions(self.model, ask, self._action_limit)
+        return take_actions(self.model, ask, self._ranks, self._action_limit)
+
+    def _observe(self, numbers: dict[str, float], train: dict[str, float]) -> dict[str, float]:
+        """Add what controllers see of the metrics to their history; returns loss and accuracy."""
+        figures = self._metric.figures(numbers)
+        # A training loss is compared with the validation loss, whose place a metric of another scale may have taken.
+        train_loss = math.nan if self._metric.relative else train.get("train_loss", math.nan)
+        observed = figures | {"train_loss": train_loss, "parameters": float(self._count_parameters())}
+        self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
+        return figures
 
     def _finish(
-        self, rows: list[np.ndarray], before: SlotState, metrics: dict[str, float], verdict: Verdict
+        self,
+        rows: list[np.ndarray],
+        before: SlotState,
+        sizes: dict[str, int],
+        figures: dict[str, Any],
+        numbers: dict[str, float],
     ) -> Decision:
-        """Advance time by one decision, and record it."""
+        """Advance time by one decision, and record it; `sizes` are the parameters of the seeds before it."""
         self._gradients.clear()
         self.model.tick()
         self.groups.sync()
@@ -178,9 +247,10 @@ class GrowthScheduler:
         decision = Decision(
             index=self._next_index,
             actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
-            changes=stage_changes(self.model, before),
-            verdict=verdict,
-            **metrics,
+            changes=stage_changes(self.model, before, sizes),
+            evaluations=self._meter.evaluations,
+            **figures,
+            **self._metrics_by_name(numbers),
         )
         self.decisions.append(decision)
         self._previous_action = rows[-1][None].copy()
@@ -188,58 +258,68 @@ class GrowthScheduler:
         self._usage.optimizer_steps = 0
         return decision
 
-    def _judge(self, metrics: dict[str, float], *, broken: bool) -> Verdict:
-        if self._governor is None:
-            return Verdict.OK
-        if broken:
-            return Verdict.NOT_FINITE
-        if not math.isfinite(metrics.get("val_accuracy", 0.0)):
-            return Verdict.OK  # not a fault of the weights; `complete_metrics` raises
-        verdict = self._governor.judge(metrics)
-        # A loss that was never finite may as well be a fault of the evaluation.
-        return verdict if self._governor.has_reference else Verdict.OK
+    def _metrics_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
+        """The fields of a decision that follow from all metrics, and the size of the network."""
+        return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": self._count_parameters()}
 
-    def _report_rollback(self, decision: Decision) -> None:
-        values = f"val_loss {decision.val_loss:.4g}, val_accuracy {decision.val_accuracy:.4g}"
-        if self.evaluate is not None and not all(map(math.isfinite, self._validate(None, None).values())):
-            raise ValueError(
-                f"the network was {decision.verdict} ({values}), and its last good weights, which are restored, are "
-                "too: the fault lies in the validation data or in evaluate"
-            )
-        pruned = ", ".join(change.slot for change in decision.changes)
-        warnings.warn(
-            f"host epoch {decision.index + 1}: the network was {decision.verdict} ({values}); its last good weights "
-            f"and optimizer state are restored{f', the seeds in {pruned} pruned' if pruned else ''}; training goes on",
-            stacklevel=3,
-        )
+    def _count_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _announce(self, decision: Decision) -> None:
+        """Tell users about a decision when everything is in place."""
+        self._announcer.tell_decision(decision)
+        try:
+            if decision.verdict != Verdict.OK:
+                still_broken = self.evaluate is not None and bool(self._metric.broken(self._validate({})))
+                self._announcer.report_rollback(decision, still_broken=still_broken)
+        finally:
+            self._announcer.call_hooks(decision)
+
+    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self.groups.follow()
-        self._gradients.observe()
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
+        return observe_gradients(self._gradients, args, kwargs)
+
+    def history(self) -> GrowthHistory:
+        """One row per host epoch, over resumes: print it, or pass it to `pandas.DataFrame`; see `GrowthHistory`."""
+        return GrowthHistory(self.decisions)
+
+    def plot(self) -> Figure:
+        """A figure of metric, stages and parameters over host epochs; needs matplotlib (extra `report`)."""
+        stages = self.model.slot_state.stage[0]
+        return plot_growth(self.decisions, {n: Stage(s) for n, s in zip(self.model.slot_names, stages, strict=True)})
+
+    def register_hook(self, kind: str, hook: Hook) -> RemovableHandle:
+        """Call `hook` with a `GrowthEvent` whenever a seed was germinated, fossilized or pruned (`kind`).
+
+        It runs at the end of the step; if it raises, so does the step, but the decision is made and recorded.
+        """
+        return self._announcer.register(kind, hook)
+
+    def __repr__(self) -> str:
+        planned = f" of {self.horizon}" if self.horizon else ""
+        return describe_scheduler(
+            self.model,
+            controller=type(self.controller).__name__,
+            metric=repr(self._metric),
+            decisions=f"{self._next_index}{planned}",
+            cost=self._meter.cost(),
+            last=str(self.decisions[-1]) if self.decisions else "no decision yet",
+        )
 
     def facts(self) -> Facts:
         """The controller's observation at present."""
-        model = self.model
-        history = {
-            name: np.array([[math.nan] * (HISTORY - len(values)) + values]) for name, values in self._history.items()
-        }
-        return Facts(
-            slots=model.slot_state.copy(),
-            lifecycle=model.lifecycle,
-            slot_names=model.slot_names,
-            blueprint_names=model.blueprint_names,
-            blueprint_parameters=model.blueprint_table(),
-            host_parameters=np.array([sum(p.numel() for p in model.host.parameters())]),
-            seed_parameters=np.array([[report.parameters for report in model.growth()]]),
+        return model_facts(
+            self.model,
+            self._history,
             decision=np.array([self._next_index]),
             horizon=np.array([self.horizon]),
             previous_action=self._previous_action,
-            random_guess_loss=np.array([math.nan]),
             host_gradient_norm=np.array([self._gradients.host_norm()]),
-            **history,
+            metric_scale=self._metric.scale_of(self._history["val_loss"]),
+            awaits_contribution=self._meter.awaited(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -249,18 +329,21 @@ class GrowthScheduler:
             "next_index": self._next_index,
             "previous_action": self._previous_action.tolist(),
             "history": {name: list(values) for name, values in self._history.items()},
+            "metric": self._metric.state_dict(),
+            "decisions": [encode_decision(decision) for decision in self.decisions],
             "seed_groups": self.groups.seed_order(),
             "seed_numbers": self.groups.seed_numbers(),
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Stateful) else {},
             "optimizer_steps": self._usage.optimizer_steps,
+            "gradients": self._gradients.state_dict(),
             "governor": self._governor.state_dict() if self._governor else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         state = upgrade(state)
-        check_state(state, self.controller)
+        check_state(state, self.controller, self._metric)
         slots = state["seed_groups"]
         if set(self.model.grown_slots) != set(slots):
             raise ValueError(
@@ -271,9 +354,12 @@ class GrowthScheduler:
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
+        self._gradients.load_state_dict(state.get("gradients"))
         self._next_index = state["next_index"]
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
+        self._metric.load_state_dict(state["metric"])
+        self.decisions = read_decisions(state)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 
@@ -285,7 +371,7 @@ class GrowthScheduler:
     def load(self, path: str | Path) -> None:
         """Restore what `save` wrote: first the seeds, then weights and optimizer. A refused load changes nothing."""
         tree = read_growth(path, self.optimizer, self.lr_schedulers)
-        check_state(upgrade(tree["growth"]), self.controller)
+        check_state(upgrade(tree["growth"]), self.controller, self._metric)
         self.model.load_state_dict(tree["model"])
         self.load_state_dict(tree["growth"])
         self.optimizer.load_state_dict(tree["optimizer"])
@@ -293,10 +379,17 @@ class GrowthScheduler:
             scheduler.load_state_dict(state)
         self.groups.sync()
 
-    def _validate(self, val_loss: float | None, val_accuracy: float | None) -> dict[str, float]:
+    def _validate(self, given: dict[str, Any]) -> dict[str, float]:
         """The validation metrics given or, without any, those of `evaluate`; they may not be finite."""
-        if val_loss is not None or val_accuracy is not None:
-            return read_metrics({"val_loss": val_loss, "val_accuracy": val_accuracy})
-        if self.evaluate is None:
-            raise ValueError("step needs val_loss=... (and val_accuracy=...), or a scheduler built with evaluate=...")
-        return self._meter.validate()
+        if given:
+            numbers = self._ranks.mean("in the metrics given", lambda: self._metric.read(given, "step must get"))
+        elif self.evaluate is not None:
+            numbers = self._meter.validate()
+        else:
+            raise ValueError(f"step needs {self._metric.keywords}, or a scheduler built with evaluate=...")
+        if self._metric.observe(numbers):
+            # It was shown as an accuracy so far; from now on it is a loss, and so is its history.
+            accuracy = self._history["val_accuracy"]
+            loss = [self._metric.as_loss(value) for value in accuracy]
+            self._history = self._history | {"val_loss": loss, "val_accuracy": [math.nan] * len(accuracy)}
+        return numbers

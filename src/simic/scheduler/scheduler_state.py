@@ -5,20 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from simic.control.baselines import Controller
+from simic.scheduler.decision import Decision, decode_decision
+from simic.scheduler.validation import CountedMetric
 
-VERSION = 2
+VERSION = 3
 
 
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
-    """A saved state in the present format: in version 1 one controller had another name."""
-    if state.get("version") != 1:
-        return state
-    name = {"ScheduleController": "ScriptedController"}.get(state["controller"], state["controller"])
-    return state | {"version": VERSION, "controller": name}
+    """A saved state in the present format.
+
+    Version 1 had another name for one controller; version 2 had no decisions, and no metric but loss and accuracy.
+    """
+    if state.get("version") == 1:
+        name = {"ScheduleController": "ScriptedController"}.get(state["controller"], state["controller"])
+        state = state | {"version": 2, "controller": name}
+    if state.get("version") == 2:
+        state = state | {"version": 3, "decisions": [], "metric": CountedMetric().state_dict()}
+    return state
 
 
-def check_state(state: dict[str, Any], controller: Controller) -> None:
-    """Raise unless an upgraded state is of this version and was written beside such a controller."""
+def check_state(state: dict[str, Any], controller: Controller, metric: CountedMetric) -> None:
+    """Raise unless an upgraded state is of this version, and was written beside such a controller and metric."""
     if state.get("version") != VERSION:
         raise ValueError(f"the saved scheduler has format version {state.get('version')}, this simic reads {VERSION}")
     if state["controller"] != type(controller).__name__:
@@ -26,3 +33,18 @@ def check_state(state: dict[str, Any], controller: Controller) -> None:
             f"the checkpoint was written with a {state['controller']}, this scheduler has a "
             f"{type(controller).__name__}; build it with the same controller"
         )
+    saved = CountedMetric(state["metric"]["name"], state["metric"]["mode"])
+    if (saved.name, saved.mode) != (metric.name, metric.mode):
+        raise ValueError(
+            f"the checkpoint's metric is {saved!r}, here it is {metric!r}, so that histories and contributions would "
+            "not agree; build the scheduler with the same metric and mode"
+        )
+    read_decisions(state)
+
+
+def read_decisions(state: dict[str, Any]) -> list[Decision]:
+    """The decisions in a saved state; damaged ones raise."""
+    try:
+        return [decode_decision(saved) for saved in state["decisions"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the saved decisions are damaged ({error!r}); use another checkpoint") from None
