@@ -43,7 +43,14 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
 
     def begin(optimizer: Optimizer, schedule: LRScheduler) -> AfterStep:
         growth = GrowthScheduler(
-            model, optimizer, controller, schedule, evaluate=validate, horizon=NUM_DECISIONS, rng_seed=rng_seed
+            model,
+            optimizer,
+            controller,
+            schedule,
+            evaluate=validate,
+            max_ablations=problem.max_ablations,
+            horizon=NUM_DECISIONS,
+            rng_seed=rng_seed,
         )
 
         def after_step(step: int) -> float:

@@ -57,7 +57,8 @@ def _table(problem: Problem, arms: dict[str, list[Record]]) -> dict[str, Any]:
         quality, forgot = _pair(rows, "quality"), _pair(rows, "forgetting")
         print(
             f"| {name} ({len(rows)}) | {rows[0]['rate']:g} | {_text(quality)} | {_text(gain) if gain else ''} "
-            f"| {_text(forgot)} | {size:,.0f}{grown} | {_mean(rows, 'flops') / 1e12:.3f} | {_mean(rows, 'cpu_seconds'):.1f} |"
+            f"| {_text(forgot)} | {size:,.0f}{grown} | {_mean(rows, 'flops') / 1e12:.3f} "
+            f"| {_mean(rows, 'cpu_seconds'):.1f} |"
         )
         figures[name] = {
             "quality": quality,
