@@ -43,11 +43,18 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
 
     def begin(optimizer: Optimizer, schedule: LRScheduler) -> AfterStep:
         growth = GrowthScheduler(
-            model, optimizer, controller, schedule, evaluate=validate, horizon=NUM_DECISIONS, rng_seed=rng_seed
+            model,
+            optimizer,
+            controller,
+            schedule,
+            evaluate=validate,
+            max_ablations=problem.max_ablations,
+            horizon=NUM_DECISIONS,
+            rng_seed=rng_seed,
         )
 
         def after_step(step: int) -> float:
-            if (step + 1) % (steps // NUM_DECISIONS) or step + 1 == steps:
+            if (step + 1) % max(steps // NUM_DECISIONS, 1) or step + 1 == steps:
                 return 0.0  # nothing that grew after the last step could learn
             flops.clear()
             decision = growth.step()
