@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from simic.growth.model import GrowableModel
 from simic.scheduler.scheduler import GrowthScheduler
 
+BLUEPRINTS = ("lora_2", "lora_8", "lora_32")
 NUM_DECISIONS = 8
 VALIDATION_SHARE = 0.5
 """Share of the validation data that growth is decided on: every live seed costs an evaluation per decision."""
@@ -27,7 +28,9 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
     host = problem.load()
     layers = choose_layers(problem, host, "all", rng_seed)
     example = sample.batches[0][0][:2]
-    model = GrowableModel(host, layers, example_input=example, freeze_host=True, rng_seed=rng_seed)
+    model = GrowableModel(
+        host, layers, example_input=example, freeze_host=True, blueprints=BLUEPRINTS, rng_seed=rng_seed
+    )
     for parameter in head_parameters(problem, model):
         parameter.requires_grad_(True)
     steps, (x, y) = len(sample.batches), sample.validation

@@ -40,10 +40,10 @@ def test_peft_loads_a_head_that_was_trained_along(tmp_path):
     host = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
     untouched, x = copy.deepcopy(host), torch.randn(9, 5)
     model = GrowableModel(host, ["0"], example_input=x, freeze_host=True)
-    model.host[2].requires_grad_(True)
+    model.host.get_submodule("2").requires_grad_(True)
     model.plant("0", "lora_2")
     with torch.no_grad():
-        model.host[2].bias.add_(1.0)
+        model.host.get_parameter("2.bias").add_(1.0)
     awake(model).export_peft(tmp_path)
     loaded = peft.PeftModel.from_pretrained(untouched, tmp_path).eval()
     torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)

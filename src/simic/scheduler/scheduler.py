@@ -64,7 +64,7 @@ class GrowthScheduler:
     `GrowthEvent`. Several models may share an optimizer, each with its own scheduler.
 
     A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
-    is asked again at the same decision until it waits. A frozen host has nothing to train without seeds, so there the
+    is asked again at the same decision until it waits. A frozen host has little to train without seeds, so there the
     first decision is taken at once.
     """
 
@@ -118,7 +118,7 @@ class GrowthScheduler:
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
         LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
-        if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
+        if model.freeze_host and not model.grown_slots:
             self._take_first_decision()
 
     @property
@@ -195,7 +195,7 @@ class GrowthScheduler:
         return decision
 
     def _take_first_decision(self) -> None:
-        """Plant the first seeds of a frozen host, which has nothing to train without them."""
+        """Plant the first seeds of a frozen host, which has nothing but perhaps a head to train without them."""
         self._early = True
         before = self.model.slot_state.copy()
         self._announce(self._finish(self._act(), before, {}, {}, {}))
