@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import peft
+import peft  # pyright: ignore[reportMissingImports]
 import torch
 from adapter_problems import Problem, Sample
 from torch import Tensor, nn

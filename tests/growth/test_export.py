@@ -161,7 +161,7 @@ def test_a_seed_that_is_not_heard_is_left_out_without_a_word(live):
 def test_live_is_drop_or_keep():
     model, _, _ = fossil_and_live_seed()
     with pytest.raises(ValueError, match='live must be "drop" or "keep", got \'all\''):
-        model.export(live="all")  # pyright: ignore[reportArgumentType]
+        model.export(live="all")  # pyright: ignore
 
 
 # Saves that know the host only.

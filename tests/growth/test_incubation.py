@@ -242,8 +242,8 @@ def test_a_loss_costs_one_pass_and_one_more_per_pupil():
 
 
 def test_shadow_loss_without_pupils_is_the_loss():
-    host = make_host().eval()
-    assert torch.equal(shadow_loss(host, [], lambda: loss_of(host)), loss_of(host))
+    model = GrowableModel(make_host(), ["2"], example_input=X).eval()
+    assert torch.equal(shadow_loss(model, [], lambda: loss_of(model)), loss_of(model))
 
 
 # A seed that breaks must not break the host.

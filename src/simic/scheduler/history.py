@@ -19,7 +19,7 @@ from simic.scheduler.decision import Decision
 from simic.storage.printable import printable
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame  # pyright: ignore[reportMissingImports]
 
 MAX_WIDTH = 160
 """Columns of text that a printed table may take."""
@@ -29,7 +29,7 @@ _OWN_COLUMNS = ("epoch", "parameters", "evaluations", "action", "changes", "verd
 class GrowthHistory(list[dict[str, Any]]):
     """A list of rows, all with the same keys, for `pandas.DataFrame(...)`, csv or JSON; printing it shows a table.
 
-    Columns are the host epoch (from 1), every metric by name (NaN where it was not given), the parameters of the whole
+    Columns are the host epoch, every metric by name (NaN where it was not given), the parameters of the whole
     network, the calls of `evaluate`, the action, the stage changes, and the governor's verdict.
     """
 
@@ -41,7 +41,7 @@ class GrowthHistory(list[dict[str, Any]]):
     def to_pandas(self) -> DataFrame:
         """A data frame, indexed by host epoch; needs pandas (`pip install 'simic-rl[pandas]'`)."""
         try:
-            import pandas
+            import pandas  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ImportError("history().to_pandas() needs pandas: pip install 'simic-rl[pandas]'") from None
         frame = pandas.DataFrame(list(self), columns=list(self[0]) if self else ["epoch"])
