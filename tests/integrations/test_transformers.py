@@ -368,3 +368,33 @@ def test_the_horizon_is_the_number_of_evaluations(tmp_path):
         assert growth.scheduler is not None
         horizons.append(growth.scheduler.horizon)
     assert horizons == [2, 3, 3]
+
+
+def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):
+    """In a frozen host only seeds train; hooks, budget and bounds on costs are those of model and scheduler."""
+    trainer, events = make_trainer(tmp_path, num_train_epochs=3), []
+    host = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    growth = attach(
+        trainer,
+        "*.attn.c_proj",
+        controller="adapters",
+        freeze_host=True,
+        blueprints=["lora_2"],
+        max_parameters=1928 + 40,  # room for one seed of 2 x (8 + 8)
+        max_ablations=1,
+        on_germinate=events.append,
+    )
+    trainer.train()
+    assert growth.model.blueprint_names == ("lora_2",)
+    assert [event.slot for event in events] == growth.model.grown_slots == ["transformer.h.0.attn.c_proj"]
+    assert sum(p.numel() for p in growth.model.parameters() if p.requires_grad) == 32
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in host.items())
+    assert growth.scheduler is not None
+    assert max(decision.evaluations for decision in growth.scheduler.decisions) == 2
+
+
+def test_a_setting_that_nothing_has_is_named(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(TypeError, match=r"attach has no setting freeze; those passed on are .*freeze_host, .*verbose"):
+        attach(trainer, [FIRST], freeze=True)
+    assert not hasattr(trainer.model, "seeds")

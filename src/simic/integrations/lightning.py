@@ -11,7 +11,6 @@ end of a validation holds the very network that was validated:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -44,11 +43,11 @@ from simic.integrations.lightning_wrapping import (
     rebuild,
     wrap_part,
 )
+from simic.integrations.settings import split_settings
 from simic.lifecycle.stages import LIVE, Stage
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 
 VERSION = 1
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Module = TypeVar("Module", bound=LightningModule)
 
 
@@ -94,9 +93,9 @@ class GrowthCallback(Callback):
         self.slots, self.controller, self.module, self.example_input = slots, controller, module, example_input
         self.monitor, self.mode, self.max_batches = monitor, mode, max_batches
         self.optimizer, self.horizon, self.log_growth = optimizer, horizon, log
-        self._model_settings, self._scheduler_settings = split_settings(settings)
-        for each in (self._model_settings, self._scheduler_settings):
-            each["rng_seed"] = rng_seed
+        self._model_settings, self._scheduler_settings = split_settings(
+            "GrowthCallback", settings | {"rng_seed": rng_seed}
+        )
         self._name = ""  # of the growing submodule
         self._model: GrowableModel | None = None
         self._growth: GrowthScheduler | None = None
@@ -276,21 +275,6 @@ class GrowthCallback(Callback):
                 f"the checkpoint holds seeds in slots {', '.join(self.model.grown_slots)}, but no state of "
                 f"{self.state_key}{f', only of {others[0]}' if others else ''}: use the same module=... as then"
             )
-
-
-def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of GrowableModel, and keywords of GrowthScheduler; one that neither has raises."""
-    known = [
-        {name for name, parameter in inspect.signature(owner).parameters.items() if parameter.kind is _KEYWORD}
-        for owner in (GrowableModel, GrowthScheduler)
-    ]
-    known[0].discard("example_input")
-    known[1] -= {"evaluate", "metric", "mode", "horizon"}
-    if unknown := settings.keys() - known[0] - known[1]:
-        names = ", ".join(sorted(known[0] | known[1]))
-        raise TypeError(f"GrowthCallback has no setting {', '.join(sorted(unknown))}; those passed on are {names}")
-    model, scheduler = ({name: value for name, value in settings.items() if name in names} for names in known)
-    return model, scheduler
 
 
 def growth_metrics(model: GrowableModel) -> dict[str, float]:

@@ -18,6 +18,7 @@ from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
+from simic.growth.freezing import only_seeds_train
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
@@ -117,8 +118,10 @@ class GrowthScheduler:
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
         LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
-        if model.freeze_host and not any(parameter.requires_grad for parameter in model.parameters()):
-            self._take_first_decision()
+        if only_seeds_train(model):
+            self.horizon += 1 if horizon else 0  # also if a checkpoint has brought the first seeds: resumed as straight
+            if not model.seeds:
+                self._take_first_decision()
 
     @property
     def evaluate(self) -> Evaluate | None:
@@ -198,7 +201,6 @@ class GrowthScheduler:
 
         It is a decision of its own, so there is one more than host epochs.
         """
-        self.horizon += 1 if self.horizon else 0
         before = self.model.slot_state.copy()
         self._announce(self._finish(self._act(), before, {}, {}, {}))
 
