@@ -65,8 +65,9 @@ def attach(
     arguments. Every further keyword, such as `lifecycle`, `freeze_host`, `max_growth`, `governor` or `verbose`, is
     passed on to the one of the two that has it.
 
-    Contributions are measured on the evaluation dataset by `metric_for_best_model` (by default the loss), which costs
-    one evaluation per live seed and decision; `max_eval_samples` bounds its size, `max_ablations` the number of seeds.
+    Contributions are measured on the evaluation dataset by `metric_for_best_model` (by default the loss; any metric
+    that `greater_is_better` describes), which costs one evaluation per live seed and decision; `max_eval_samples`
+    bounds its size, `max_ablations` the number of seeds.
     """
     check_trainer(trainer)
     rng_seed = trainer.args.seed if rng_seed is None else rng_seed
@@ -197,7 +198,12 @@ class TrainerGrowth:
         if scheduler is None or scheduler.optimizer is not optimizer or scheduler.model is not self.model:
             self._decided_at = 0
             self.scheduler = self._make_scheduler(
-                self.model, optimizer, lr_schedulers=[lr_scheduler], evaluate=self._evaluation, horizon=planned
+                self.model,
+                optimizer,
+                lr_schedulers=[lr_scheduler],
+                evaluate=self._evaluation,
+                horizon=planned,
+                **self._evaluation.counted,
             )
             optimizer.register_state_dict_post_hook(self._publish)
             optimizer.register_load_state_dict_pre_hook(self._restore)
