@@ -59,8 +59,8 @@ class GrowthCallback(Callback):
     submodule with parameters, which is wrapped when a run starts. Its example input is `example_input`, or is found by
     the module's `example_input_array` or by a step on the first batch.
 
-    `monitor` is the logged value by which seeds are judged, any metric; lower is better unless `mode` is "max", which is
-    the default for "val_accuracy". To measure a seed's contribution, the validation is run again without it, on at most
+    `monitor` is the logged value by which seeds are judged, any metric. Lower is better unless `mode` is "max", the
+    default of "val_accuracy". To measure a seed's contribution, the validation is run again without it, on at most
     `max_batches` batches of every dataloader. Where several optimizers train the submodule, `optimizer` is the index of
     the one that trains seeds too. `horizon` follows from the trainer's limits by default. With `log`, the number of
     parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/....
