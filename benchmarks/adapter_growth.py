@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from simic.growth.model import GrowableModel
 from simic.scheduler.scheduler import GrowthScheduler
 
+BLUEPRINTS = ("lora_2", "lora_8", "lora_32")
 NUM_DECISIONS = 8
 VALIDATION_SHARE = 0.5
 """Share of the validation data that growth is decided on: every live seed costs an evaluation per decision."""
@@ -27,7 +28,9 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
     host = problem.load()
     layers = choose_layers(problem, host, "all", rng_seed)
     example = sample.batches[0][0][:2]
-    model = GrowableModel(host, layers, example_input=example, freeze_host=True, rng_seed=rng_seed)
+    model = GrowableModel(
+        host, layers, example_input=example, freeze_host=True, blueprints=BLUEPRINTS, rng_seed=rng_seed
+    )
     for parameter in head_parameters(problem, model):
         parameter.requires_grad_(True)
     steps, (x, y) = len(sample.batches), sample.validation
@@ -43,11 +46,18 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
 
     def begin(optimizer: Optimizer, schedule: LRScheduler) -> AfterStep:
         growth = GrowthScheduler(
-            model, optimizer, controller, schedule, evaluate=validate, horizon=NUM_DECISIONS, rng_seed=rng_seed
+            model,
+            optimizer,
+            controller,
+            schedule,
+            evaluate=validate,
+            max_ablations=problem.max_ablations,
+            horizon=NUM_DECISIONS,
+            rng_seed=rng_seed,
         )
 
         def after_step(step: int) -> float:
-            if (step + 1) % (steps // NUM_DECISIONS) or step + 1 == steps:
+            if (step + 1) % max(steps // NUM_DECISIONS, 1) or step + 1 == steps:
                 return 0.0  # nothing that grew after the last step could learn
             flops.clear()
             decision = growth.step()

@@ -64,6 +64,8 @@ class Problem:
     draw: Callable[[int, int], Sample]
     """The sample of (steps, rng seed)."""
     steps: int
+    max_ablations: int | None = None
+    """Seeds that growth switches off per decision to measure what they contribute; None for all."""
     forgetting: Callable[[nn.Module, Sample], float]
     higher_is_better: bool
 
@@ -237,6 +239,7 @@ PROBLEMS = {
             load=load_classifier,
             draw=draw_sentences,
             steps=40,
+            max_ablations=6,
             forgetting=embedding_drift,
             higher_is_better=True,
         ),

@@ -13,6 +13,7 @@ training and, for grown adapters, of all evaluations on which growth is decided.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import json
 import math
@@ -38,14 +39,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.flop_counter import FlopCounterMode
 
 ARMS = (*FIXED_ARMS, *GROWING_ARMS)
-LORA_RATES = (1e-3, 3e-3, 1e-2)
-RATES = {
-    "full": (1e-4, 3e-4, 1e-3),
-    "adalora": (1e-2, 3e-2, 1e-1),
-    # LoRA that grows has no factor alpha / rank, which peft's has.
-    **{arm.family: (3e-3, 1e-2, 3e-2) for arm in GROWING_ARMS},
-}
-"""Family of arms -> its grid of learning rates, if other than that of LoRA."""
+ADAPTER_RATES = (1e-3, 3e-3, 1e-2)
+RATES = {"full": (1e-4, 3e-4, 1e-3), "adalora": (1e-2, 3e-2, 1e-1)}
+"""Family of arms -> its grid of learning rates, if other than that of LoRA and grown adapters."""
 HEAD_RATE = 1e-2
 """Learning rate of the head in all arms."""
 TUNING_SEEDS = (1000, 1001)
@@ -62,6 +58,8 @@ class Options:
     """Rng seeds that are reported."""
     quick: bool = False
     """A sixth of the steps, 2 rng seeds and one tuning seed, in a file of its own: shows that everything runs."""
+    report_only: bool = False
+    """Run nothing; print the tables of what is on file."""
     results: Path = Path("runs/adapters.jsonl")
     """File of results, one training per line."""
 
@@ -83,7 +81,7 @@ def main(options: Options) -> None:
     """Run what is missing, then print the tables."""
     torch.set_num_threads(1)
     if options.quick:
-        options = Options(only=options.only, rng_seeds=2, quick=True, results=options.results.with_suffix(".quick"))
+        options = dataclasses.replace(options, rng_seeds=2, results=options.results.with_suffix(".quick"))
     options.results.parent.mkdir(parents=True, exist_ok=True)
     chosen = [
         (problem, arm)
@@ -96,21 +94,27 @@ def main(options: Options) -> None:
             f"no problem/arm matches {' '.join(options.only)}; problems are {', '.join(PROBLEMS)}, arms "
             f"{', '.join(arm.name for arm in ARMS)}"
         )
+    if not options.report_only:
+        run_missing(chosen, options)
+    names = [(problem.name, arm.name) for problem, arm in chosen]
+    report(read(options.results), names, options.rng_seeds)
+
+
+def run_missing(chosen: Sequence[tuple[Problem, Arm]], options: Options) -> None:
+    """Tune, then run all arms at one rng seed after the other, so that what is on file is always paired."""
     for job in tuning_jobs(chosen, quick=options.quick):
         run(job, options)
     for rng_seed in range(options.rng_seeds):
         for problem, arm in chosen:
             rate = best_rate(read(options.results), problem, arm)
             run(Job(problem.name, arm.name, rng_seed, rate), options)
-    names = [(problem.name, arm.name) for problem, arm in chosen]
-    report(read(options.results), names, options.rng_seeds)
 
 
 def tuning_jobs(chosen: Sequence[tuple[Problem, Arm]], *, quick: bool) -> Iterator[Job]:
     """All rates of all families that are needed, on rng seeds that are not reported."""
     for rng_seed in TUNING_SEEDS[: 1 if quick else None]:
         for problem, family in dict.fromkeys((problem.tuned_on, arm.family) for problem, arm in chosen):
-            for rate in RATES.get(family, LORA_RATES) if needs_rate(family) else ():
+            for rate in RATES.get(family, ADAPTER_RATES) if needs_rate(family) else ():
                 yield Job(problem, family, rng_seed, rate)
 
 

@@ -157,7 +157,7 @@ def test_operations_are_those_that_torch_counts():
     ("settings", "message"),
     [
         ({"max_parameters": 129}, "the host alone has 130 parameters, more than max_parameters=129 allows"),
-        ({"max_parameters": 140}, "nothing can grow within max_parameters=140 .*the smallest seed adds 17"),
+        ({"max_parameters": 140}, "nothing can grow within max_parameters=140: .*the smallest seed adds 17"),
         ({"max_parameters": True}, "max_parameters must be a whole number, got True"),
         ({"max_parameters": 1e3}, "max_parameters must be a whole number, got 1000.0"),
         ({"max_growth": 0.5}, "max_growth is a multiple of the host, so at least 1, got 0.5"),

@@ -35,6 +35,20 @@ def test_peft_loads_what_has_grown_of_several_ranks_and_alphas(tmp_path):
     torch.testing.assert_close(merged(x), model.export(merge=True)(x), rtol=1e-5, atol=1e-6)
 
 
+def test_peft_loads_a_head_that_was_trained_along(tmp_path):
+    peft = pytest.importorskip("peft", reason="make test-integrations installs it")
+    host = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+    untouched, x = copy.deepcopy(host), torch.randn(9, 5)
+    model = GrowableModel(host, ["0"], example_input=x, freeze_host=True)
+    model.host.get_submodule("2").requires_grad_(True)
+    model.plant("0", "lora_2")
+    with torch.no_grad():
+        model.host.get_parameter("2.bias").add_(1.0)
+    awake(model).export_peft(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(untouched, tmp_path).eval()
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
 def test_peft_loads_lora_of_gpt2_whose_layers_are_transposed(tmp_path):
     peft = pytest.importorskip("peft", reason="make test-integrations installs it")
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,5 +1,7 @@
 """Growth in a frozen host: the first decision is taken at once, several actions per decision, and exact resumption."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,14 @@ Y = (X[:, 0] * X[:, 1] > 0).long()
 LAYERS = ["0", "2", "4"]
 
 
-def make_model(**settings) -> GrowableModel:
+def make_model(**settings: Any) -> GrowableModel:
     torch.manual_seed(0)
     host = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
-    return GrowableModel(host, LAYERS, example_input=X, **({"freeze_host": True} | settings))
+    settings = {"freeze_host": True} | settings
+    return GrowableModel(host, LAYERS, example_input=X, **settings)
 
 
-def schedule(model, controller="adapters", **settings) -> GrowthScheduler:
+def schedule(model, controller: Any = "adapters", **settings: Any) -> GrowthScheduler:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     evaluate = lambda: {"val_loss": cross_entropy(model(X), Y)}  # noqa: E731
     return GrowthScheduler(model, optimizer, controller, evaluate=evaluate, **settings)
@@ -52,6 +55,7 @@ def test_the_first_seeds_are_there_before_the_first_batch_and_only_they_train():
     assert model.grown_slots == LAYERS
     assert (model.slot_state.alpha[0, ::2] == 1).all()  # no ramp
     assert [len(decision.actions) for decision in growth.decisions] == [6]  # planted and moved on
+    assert growth.decisions[0].host_epoch == 0
     before = float(cross_entropy(model(X), Y).detach())
     train(growth, 6)
     assert float(cross_entropy(model(X), Y).detach()) < before - 0.01
@@ -68,13 +72,14 @@ def test_an_optimizer_without_the_frozen_parameters_trains_the_seeds():
         GrowthScheduler(make_model(), foreign, "adapters", evaluate=lambda: {"val_loss": 1.0})
 
 
-def test_a_host_with_a_trainable_head_waits_for_the_first_host_epoch():
+def test_a_head_that_trains_along_is_trained_from_the_start():
     model = make_model()
-    model.host[4].requires_grad_(True)
+    head = model.host.get_submodule("4").requires_grad_(True)
+    before = [parameter.clone() for parameter in head.parameters()]
     growth = schedule(model)
-    assert not growth.decisions
-    train(growth, 1)
     assert len(model.grown_slots) == 3
+    train(growth, 1)
+    assert not any(map(torch.equal, before, head.parameters()))
 
 
 def test_a_controller_that_never_grows_is_asked_too():
@@ -142,6 +147,7 @@ def test_resumed_equals_uninterrupted(controller, tmp_path):
     assert second.model.state_dict().keys() == straight.model.state_dict().keys()
     for name, value in straight.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
+    assert second.decisions[-1].host_epoch == 6
 
 
 @pytest.mark.parametrize("controller", ["adapters", "heuristic", "pretrained", "random", "plan"])

@@ -27,9 +27,9 @@ from simic.lifecycle.stages import Stage
 class AdapterConfig:
     """How much grows, and where."""
 
-    grow_share: float = 0.5
+    grow_share: float = 0.75
     """Share of the submodules that get a second, larger seed: those whose first has the largest gradient."""
-    large_share: float = 0.125
+    large_share: float = 0.25
     """Share of the submodules whose second seed is the largest there is."""
     min_contribution: float = 0.0
     """A seed is kept if its contribution is above this, in units of the metric."""

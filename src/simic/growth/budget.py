@@ -82,7 +82,8 @@ def check_budget(model: GrowableModel) -> None:
     for resource in _resources(model):
         if resource.free < 0:
             raise ValueError(
-                f"the host alone has {resource.used:,.0f} {resource.unit}, more than {resource.rule}; raise the limit"
+                f"the host alone has {resource.used:,.0f} {resource.unit}, more than {resource.rule} allows; raise the "
+                "limit"
             )
         smallest = np.where(resource.seed >= 0, resource.seed, inf).min()
         if smallest > resource.free and model.budget.max_growth != 1:
@@ -107,7 +108,8 @@ def check_action(model: GrowableModel, row: np.ndarray) -> None:
             what = model.blueprint_names[row[Column.BLUEPRINT]] if op == Op.GERMINATE else "the gate"
             raise IllegalActionError(
                 f"cannot {Op(op)} slot {model.slot_names[slot]!r}: {what} adds {added:,.0f} {resource.unit} to "
-                f"{resource.used:,.0f}, more than {resource.rule}; choose a smaller blueprint, or prune a seed first"
+                f"{resource.used:,.0f}, more than {resource.rule} allows; choose a smaller blueprint, or prune a seed "
+                "first"
             )
 
 
@@ -159,11 +161,11 @@ def _resources(model: GrowableModel) -> list[_Resource]:
         gate = np.array([_gate_parameters(shape) for shape in shapes])
         used = sum(p.numel() for p in model.parameters())
         seed = parameter_table(model.blueprint_names, shapes)
-        resources.append(_Resource("parameters", f"{rule} allows", limits[rule], used, seed, gate))
+        resources.append(_Resource("parameters", rule, limits[rule], used, seed, gate))
     if budget.max_flops is not None:
         seed, gate = _flop_tables(model.blueprint_names, model.sites)
         used = model.host_flops + _used(model, seed, gate)
-        rule = f"max_flops={budget.max_flops:g} allows"
+        rule = f"max_flops={budget.max_flops:g}"
         resources.append(_Resource("operations per pass", rule, budget.max_flops, used, seed, gate))
     return resources
 

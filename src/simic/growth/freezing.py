@@ -17,12 +17,6 @@ FROZEN_LIFECYCLE = LifecycleConfig(ramp_factor=0.0, seeds_per_slot=2)
 be followed by a larger one where it pays."""
 
 
-def only_seeds_train(model: GrowableModel) -> bool:
-    """Whether the host is frozen as a whole; a head that the user lets train is a part of it."""
-    seeds = set(model.seeds.parameters())
-    return model.freeze_host and not any(p.requires_grad for p in model.parameters() if p not in seeds)
-
-
 def allow_backward(model: GrowableModel, output: Any) -> None:
     """Let a loss of the model's output go backward although nothing may be trainable yet.
 

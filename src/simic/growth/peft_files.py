@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from simic.growth.export import LiveSeeds, exported_sites
 from simic.growth.merge import by_submodule, is_transposed
 from simic.growth.seed import Seed
+from simic.growth.settings import trainable_names
 from simic.storage.files import write_file
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ def write_peft(model: GrowableModel, directory: str | Path, live: LiveSeeds = "d
     for name, (down, up) in factors.items():
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = down.contiguous()
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = up.contiguous()
-    config = _config({name: len(down) for name, (down, _) in factors.items()}, fan_in_fan_out=any(transposed))
+    trained = _trained_modules(model)
+    for name, module in trained.items():
+        for key, value in module.state_dict(keep_vars=True).items():
+            tensors[f"{_PREFIX}{name}.{key}"] = value.detach().cpu().contiguous()
+    ranks = {name: len(down) for name, (down, _) in factors.items()}
+    config = _config(ranks, sorted(trained), fan_in_fan_out=any(transposed))
     write_file(path / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
     write_file(path / "adapter_config.json", json.dumps(config, indent=2).encode())
 
@@ -61,12 +67,20 @@ def _factors(slot: str, seed: Seed) -> tuple[Tensor, Tensor]:
     return down, up * seed.alpha
 
 
+def _trained_modules(model: GrowableModel) -> dict[str, nn.Module]:
+    """Submodules of the host whose own parameters are trained along, such as a new head: PEFT saves them whole."""
+    names = dict.fromkeys(name.rpartition(".")[0] for name in trainable_names(model))
+    if "" in names:
+        raise ValueError("PEFT cannot save parameters that belong to the model itself; train those of a submodule")
+    return {name: model.host.get_submodule(name) for name in names}
+
+
 def _joined(factors: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Several LoRA seeds beside one layer as one, of the sum of their ranks."""
     return torch.cat([down for down, _ in factors]), torch.cat([up for _, up in factors], dim=1)
 
 
-def _config(ranks: dict[str, int], *, fan_in_fan_out: bool) -> dict[str, Any]:
+def _config(ranks: dict[str, int], trained: list[str], *, fan_in_fan_out: bool) -> dict[str, Any]:
     # PEFT multiplies by lora_alpha / r; with both equal the matrices are used as they are.
     common = max(ranks.values())
     pattern = {name: rank for name, rank in ranks.items() if rank != common}
@@ -83,5 +97,5 @@ def _config(ranks: dict[str, int], *, fan_in_fan_out: bool) -> dict[str, Any]:
         "alpha_pattern": pattern,
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
-        "modules_to_save": None,
+        "modules_to_save": trained or None,
     }

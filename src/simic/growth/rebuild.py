@@ -13,7 +13,7 @@ from torch import nn
 
 from simic.growth.example import ExampleInput
 from simic.growth.model import GrowableModel
-from simic.growth.settings import read_settings
+from simic.growth.settings import make_trainable, read_settings
 from simic.growth.slot_shape import AmbiguousShapeError
 from simic.growth.state_dict import GROWTH_KEY, growth_record, open_record
 from simic.lifecycle.stages import LifecycleConfig
@@ -53,6 +53,7 @@ def load(path: str | Path, host: nn.Module, *, example_input: ExampleInput | Non
         if example_input is not None:
             arguments["example_input"] = example_input
         model = GrowableModel(host, **arguments)
+        make_trainable(model, record["settings"])
     else:
         model = _build_from_names(path, host, record, example_input)
     # Weights cannot be copied into parameters without memory: there they take their place.

@@ -39,6 +39,7 @@ def settings_of(model: GrowableModel) -> dict[str, Any]:
         "lifecycle": asdict(model.lifecycle),
         "rng_seed": int(model.rng_seed),
         "freeze_host": model.freeze_host,
+        "trainable": trainable_names(model) if model.freeze_host else [],
         "blueprints": model.blueprint_choice,
         **asdict(model.budget),
         "example": model.example_description,
@@ -62,6 +63,20 @@ def read_settings(settings: Any, host: nn.Module) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the settings of the saved model cannot be read ({error}); use another file") from None
+
+
+def trainable_names(model: GrowableModel) -> list[str]:
+    """Parameters of the host, by name, that are trained."""
+    own = set(model.host_parameters())
+    return [name for name, parameter in model.host.named_parameters() if parameter.requires_grad and parameter in own]
+
+
+def make_trainable(model: GrowableModel, settings: Mapping[str, Any]) -> None:
+    """Train those parameters of a frozen host that were trained when its settings were saved, such as a new head."""
+    names = settings.get("trainable", ())
+    for name, parameter in model.host.named_parameters():
+        if name in names:
+            parameter.requires_grad_(True)
 
 
 def describe_site(site: Site) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class Decision:
     val_loss: float = math.nan
     """As controllers see it; see the table in `validation` for metrics of your own."""
     val_accuracy: float = math.nan
+    early: bool = False
+    """Whether the first decision was taken before training, as in a frozen host; then host epochs are one less."""
     actions: tuple[Action, ...] = (_WAIT,)
     """What was done, in order; several only if the scheduler takes several actions per decision."""
     changes: tuple[StageChange, ...] = ()
@@ -74,6 +76,11 @@ class Decision:
     """How often `evaluate` was called."""
 
     @property
+    def host_epoch(self) -> int:
+        """Host epochs trained before this decision."""
+        return self.index if self.early else self.index + 1
+
+    @property
     def action(self) -> Action:
         """The first action."""
         return self.actions[0]
@@ -86,7 +93,7 @@ class Decision:
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         broken = "" if self.verdict == Verdict.OK else f", the network was {self.verdict}, last good state restored"
-        return f"host epoch {self.index + 1}: {shown or 'no metrics'}, {'; '.join(map(str, self.actions))}{broken}"
+        return f"host epoch {self.host_epoch}: {shown or 'no metrics'}, {'; '.join(map(str, self.actions))}{broken}"
 
 
 def stage_changes(

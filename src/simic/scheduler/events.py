@@ -86,7 +86,7 @@ class Announcer:
         if decision.verdict != Verdict.OK:
             self.tell(str(decision))
         for change in decision.changes:
-            self.tell(f"host epoch {decision.index + 1}: {change}; {decision.parameters:,} parameters in all")
+            self.tell(f"host epoch {decision.host_epoch}: {change}; {decision.parameters:,} parameters in all")
 
     def report_rollback(self, decision: Decision, *, still_broken: bool) -> None:
         """Warn that the governor restored the last good state, or raise if that is broken too."""
@@ -100,7 +100,7 @@ class Announcer:
             )
         pruned = ", ".join(change.slot for change in decision.changes)
         warn_user(
-            f"host epoch {decision.index + 1}: the network was {decision.verdict} ({values}); its last good weights "
+            f"host epoch {decision.host_epoch}: the network was {decision.verdict} ({values}); its last good weights "
             f"and optimizer state are restored{f', the seeds in {pruned} pruned' if pruned else ''}; training goes on"
         )
 

@@ -77,7 +77,7 @@ def _row(decision: Decision, metrics: list[str]) -> dict[str, Any]:
     changes = (f"{c.slot}: {c.blueprint} {c.old} -> {c.new}" for c in decision.changes)
     columns = {f"{name}_metric" if name in _OWN_COLUMNS else name: name for name in metrics}
     return {
-        "epoch": decision.index + 1,
+        "epoch": decision.host_epoch,
         **{column: decision.metrics.get(name, math.nan) for column, name in columns.items()},
         "parameters": decision.parameters,
         "evaluations": decision.evaluations,

@@ -40,8 +40,8 @@ def stage_bars(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> l
     """
     if not decisions:
         return []
-    first, last = decisions[0].index, decisions[-1].index + 1
-    changes = [(decision.index + 1, change) for decision in decisions for change in decision.changes]
+    first, last = max(decisions[0].host_epoch - 1, 0), decisions[-1].host_epoch
+    changes = [(decision.host_epoch, change) for decision in decisions for change in decision.changes]
     bars = []
     for slot, stage in present.items():
         own = [(epoch, change) for epoch, change in changes if change.slot == slot]
@@ -66,7 +66,7 @@ def plot_growth(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> 
     figure, axes = pyplot.subplots(
         3, sharex=True, figsize=(7, 4.2 + height), height_ratios=[2.2, height, 1.2], layout="constrained"
     )
-    epochs = [decision.index + 1 for decision in decisions]
+    epochs = [decision.host_epoch for decision in decisions]
     axes[0].plot(epochs, [decision.value for decision in decisions], marker=".", color="#1A80C4")
     axes[0].set_ylabel(decisions[-1].metric)
     _draw_bars(axes[1], bars, slots)

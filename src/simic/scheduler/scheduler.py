@@ -18,7 +18,6 @@ from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
 from simic.control.registry import make_controller
-from simic.growth.freezing import only_seeds_train
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
@@ -65,7 +64,7 @@ class GrowthScheduler:
     `GrowthEvent`. Several models may share an optimizer, each with its own scheduler.
 
     A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
-    is asked again at the same decision until it waits. A frozen host has nothing to train without seeds, so there the
+    is asked again at the same decision until it waits. A frozen host has little to train without seeds, so there the
     first decision is taken at once.
     """
 
@@ -98,19 +97,17 @@ class GrowthScheduler:
         self._metric = CountedMetric(metric, mode)
         hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
         self._announcer = Announcer(hooks, verbose=verbose)
-        self.model, self.optimizer, self.controller = model, optimizer, controller
-        self.horizon = horizon
+        self.model, self.optimizer, self.controller, self.horizon = model, optimizer, controller, horizon
         self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
         self._arguments.warn_about_missing(evaluate)
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.decisions: list[Decision] = []
         self._next_index = 0
+        self._early = False  # whether the first decision was taken before training
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._gradients = GradientMeter(model)
-        self._usage = StepUsage()
-        self._ranks = Ranks(model)
+        self._gradients, self._usage, self._ranks = GradientMeter(model), StepUsage(), Ranks(model)
         self._meter = ContributionMeter(
             model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
         )
@@ -118,10 +115,8 @@ class GrowthScheduler:
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
         LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
-        if only_seeds_train(model):
-            self.horizon += 1 if horizon else 0  # also if a checkpoint has brought the first seeds: resumed as straight
-            if not model.seeds:
-                self._take_first_decision()
+        if model.freeze_host and not model.grown_slots:
+            self._take_first_decision()
 
     @property
     def evaluate(self) -> Evaluate | None:
@@ -159,7 +154,7 @@ class GrowthScheduler:
         refuse_sharded(self.model)
         self._arguments.check_lr_schedulers()
         self.groups.sync()  # the model may have been changed in between
-        self._usage.check(self._next_index, self.horizon)
+        self._usage.check(self._next_index, self._planned)
         self._ranks.check("before a decision", decision=self._next_index, trained=not self._usage.idle)
         known = {"val_loss": val_loss, "val_accuracy": val_accuracy, "train_loss": train_loss}
         given = self._metric.collect(metrics, known | others)
@@ -197,10 +192,8 @@ class GrowthScheduler:
         return decision
 
     def _take_first_decision(self) -> None:
-        """Plant the first seeds of a frozen host, which has nothing to train without them, before anything is measured.
-
-        It is a decision of its own, so there is one more than host epochs.
-        """
+        """Plant the first seeds of a frozen host, which has nothing but perhaps a head to train without them."""
+        self._early = True
         before = self.model.slot_state.copy()
         self._announce(self._finish(self._act(), before, {}, {}, {}))
 
@@ -250,6 +243,7 @@ class GrowthScheduler:
             index=self._next_index,
             actions=tuple(Action.decode(row, self.model.slot_names, self.model.blueprint_names) for row in rows),
             changes=stage_changes(self.model, before, sizes),
+            early=self._early,
             evaluations=self._meter.evaluations,
             **figures,
             **self._metrics_by_name(numbers),
@@ -263,6 +257,11 @@ class GrowthScheduler:
     def _metrics_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
         """The fields of a decision that follow from all metrics, and the size of the network."""
         return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": self._count_parameters()}
+
+    @property
+    def _planned(self) -> int:
+        """Number of decisions that are planned; 0 if it is not known."""
+        return self.horizon + self._early if self.horizon else 0
 
     def _count_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -301,7 +300,7 @@ class GrowthScheduler:
         return self._announcer.register(kind, hook)
 
     def __repr__(self) -> str:
-        planned = f" of {self.horizon}" if self.horizon else ""
+        planned = f" of {self._planned}" if self.horizon else ""
         return describe_scheduler(
             self.model,
             controller=type(self.controller).__name__,
@@ -317,7 +316,7 @@ class GrowthScheduler:
             self.model,
             self._history,
             decision=np.array([self._next_index]),
-            horizon=np.array([self.horizon]),
+            horizon=np.array([self._planned]),
             previous_action=self._previous_action,
             host_gradient_norm=np.array([self._gradients.host_norm()]),
             metric_scale=self._metric.scale_of(self._history["val_loss"]),
@@ -364,6 +363,7 @@ class GrowthScheduler:
         self._metric.load_state_dict(state["metric"])
         self.model.contribution_errors = {k: tuple(v) for k, v in state.get("contribution_errors", {}).items()}
         self.decisions = read_decisions(state)
+        self._early = any(decision.early for decision in self.decisions)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
 
