@@ -91,6 +91,18 @@ def test_a_seed_that_does_not_contribute_is_held_for_a_while_and_then_pruned():
     assert not ask_until_wait(controller, state, 4)  # a slot that had a seed does not get another
 
 
+@pytest.mark.parametrize(("error", "ops"), [(0.004, ["prune"]), (0.006, []), (np.nan, ["prune"])])
+def test_a_seed_is_pruned_only_if_its_contribution_is_too_small_by_two_standard_errors(error, ops):
+    controller, state = planted()
+    state.contribution[0, ::2] = 0.1
+    ask_until_wait(controller, state, 1)
+    state.stage[0, 4], state.contribution[0, 4], state.stage_age[0, 4] = Stage.HOLDING, -0.01, 4
+    state.age[:] = 9
+    errors = np.full((1, len(SLOTS)), error)
+    row = controller.act(dataclasses.replace(make_facts(state, 2), contribution_error=errors))
+    assert [Action.decode(row[0], SLOTS, NAMES).op] == (ops or ["wait"])
+
+
 def test_nothing_larger_is_planted_in_the_second_half():
     controller, state = planted()
     state.gradient_norm[0, ::2] = 1.0

@@ -449,6 +449,7 @@ def pick_hosts(facts, index) -> Facts:
         "blueprint_names",
         "blueprint_parameters",
         "legal_styles",
+        "contribution_error",
         "in_features",
     }
     names = [f.name for f in dataclasses.fields(Facts) if f.name not in shared]

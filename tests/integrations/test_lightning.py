@@ -261,12 +261,35 @@ def test_fewer_batches_measure_both_sides_on_the_same_ones(tmp_path):
 
 
 def test_accuracy_may_be_what_counts(tmp_path):
-    callback = scripted(monitor="val_accuracy", mode="max")
+    callback = scripted(monitor="val_accuracy")
     trainer = fit(tmp_path, LitNet(), callback, max_epochs=2)
     (decision,) = callback.growth.decisions
     assert 0 < decision.val_accuracy <= 1
     assert decision.val_loss > 0  # logged too, so it is observed too
     assert trainer.callback_metrics["val_accuracy"] <= 1
+
+
+def test_a_metric_beyond_one_that_is_better_if_greater(tmp_path):
+    """Contributions are shares of the larger value, with the seed and without it."""
+    measured: list[float] = []
+
+    class Score(LitNet):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("score", -80 * cross_entropy(self.net(batch[0]), batch[1]) + 100)
+
+        def on_validation_epoch_end(self) -> None:
+            measured.append(float(self.trainer.callback_metrics["score"]))
+
+    callback = scripted(controller=ScriptedController({0: GROW[0]}), monitor="score", mode="max")
+    trainer = make_trainer(tmp_path, callback, max_epochs=4, enable_checkpointing=False, num_sanity_val_steps=0)
+    trainer.fit(Score(), train_data(), val_data())
+    last = callback.growth.decisions[-1]
+    whole, without = measured[-3:-1]  # the last is that of the last validation
+    assert (last.metric, last.value) == ("score", whole)
+    assert whole > 1
+    contribution = callback.model.growth()[1].contribution
+    assert contribution == pytest.approx((whole - without) / max(whole, without), abs=1e-6)
+    assert contribution != 0
 
 
 def test_gradients_of_the_present_step_are_observed(tmp_path):
@@ -653,7 +676,11 @@ def test_an_input_that_cannot_be_found_is_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"mode": "up"}, 'mode must be "min" or "max", got'), ({"max_batches": 0}, "max_batches must be at least 1")],
+    [
+        ({"mode": "up"}, 'mode must be "min"'),
+        ({"monitor": "val_accuracy", "mode": "min"}, 'val_accuracy has mode "max"'),
+        ({"max_batches": 0}, "max_batches must be at least 1"),
+    ],
 )
 def test_settings_are_checked_at_once(settings, message):
     with pytest.raises(ValueError, match=message):

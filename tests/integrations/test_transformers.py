@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="make test-integrations installs it")
-from helpers.tiny_trainer import FIRST, SECOND, grow, logged, logits, make_data, make_model, make_trainer
+from helpers.tiny_trainer import FIRST, PLAN, SECOND, grow, logged, logits, make_data, make_model, make_trainer
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from simic import Action, HeuristicConfig, HeuristicController, LifecycleConfig, ScriptedController, Stage
@@ -168,26 +168,53 @@ def test_contributions_by_hand(tmp_path, samples):
 
 
 @pytest.mark.parametrize(
-    ("metric", "greater", "expected"),
+    ("metric", "greater", "counted", "expected"),
     [
-        ("accuracy", True, {"val_accuracy": 0.25, "val_loss": 2.0}),
-        ("eval_f1", True, {"val_loss": -0.5}),
-        ("perplexity", False, {"val_loss": 7.0}),
-        ("loss", False, {"val_loss": 2.0}),
-        (None, None, {"val_loss": 2.0}),
+        ("accuracy", True, ("eval_accuracy", "max"), {"eval_accuracy": 0.25, "val_loss": 2.0}),
+        ("eval_bleu", True, ("eval_bleu", "max"), {"eval_bleu": 31.0, "val_loss": 2.0}),
+        ("perplexity", False, ("eval_perplexity", "min"), {"eval_perplexity": 7.0, "val_loss": 2.0}),
+        ("loss", False, ("val_loss", None), {"val_loss": 2.0}),
+        (None, None, ("val_loss", None), {"val_loss": 2.0}),
     ],
 )
-def test_the_metric_that_counts_is_trainers(tmp_path, metric, greater, expected):
+def test_the_metric_that_counts_is_trainers(tmp_path, metric, greater, counted, expected):
     trainer = make_trainer(tmp_path, metric_for_best_model=metric, greater_is_better=greater)
     growth = grow(trainer)
-    metrics = {"eval_loss": 2.0, "eval_accuracy": 0.25, "eval_f1": 0.5, "eval_perplexity": 7.0, "eval_runtime": 1.0}
+    metrics = {"eval_loss": 2.0, "eval_accuracy": 0.25, "eval_bleu": 31.0, "eval_perplexity": 7.0, "eval_runtime": 1.0}
     assert growth._evaluation.read(metrics) == expected
+    found = growth._evaluation.counted
+    assert (found["metric"], found.get("mode")) == counted
+
+
+def hits(prediction: Any) -> np.ndarray:
+    return prediction.predictions[:, :-1].argmax(-1) == prediction.label_ids[:, 1:]
+
+
+def test_a_metric_beyond_one_that_is_better_if_greater(tmp_path):
+    """Contributions are shares of the larger value, here in percent of hits, with the seed and without it."""
+    measured: list[float] = []
+
+    def score(prediction: Any) -> dict[str, float]:
+        measured.append(100 * hits(prediction).mean())
+        return {"score": measured[-1]}
+
+    trainer = make_trainer(
+        tmp_path, num_train_epochs=4, metric_for_best_model="score", trainer={"compute_metrics": score}
+    )
+    growth = grow(trainer, controller=ScriptedController({0: PLAN[0]}))
+    trainer.train()
+    assert growth.scheduler is not None
+    assert [decision.value for decision in growth.scheduler.decisions] == logged(trainer, "eval_score")[:3]
+    assert growth.scheduler.decisions[-1].metric == "eval_score"
+    whole, without = measured[-3:-1]  # the last is that of the last evaluation
+    assert whole > 1
+    contribution = growth.model.growth()[0].contribution
+    assert contribution == pytest.approx((whole - without) / max(whole, without), abs=1e-9)
 
 
 def test_growth_is_judged_by_compute_metrics(tmp_path):
     def accuracy(prediction: Any) -> dict[str, float]:
-        hits = prediction.predictions[:, :-1].argmax(-1) == prediction.label_ids[:, 1:]
-        return {"accuracy": hits.mean()}
+        return {"accuracy": hits(prediction).mean()}
 
     trainer = make_trainer(
         tmp_path, num_train_epochs=4, metric_for_best_model="accuracy", trainer={"compute_metrics": accuracy}
@@ -368,3 +395,33 @@ def test_the_horizon_is_the_number_of_evaluations(tmp_path):
         assert growth.scheduler is not None
         horizons.append(growth.scheduler.horizon)
     assert horizons == [2, 3, 3]
+
+
+def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):
+    """In a frozen host only seeds train; hooks, budget and bounds on costs are those of model and scheduler."""
+    trainer, events = make_trainer(tmp_path, num_train_epochs=3), []
+    host = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    growth = attach(
+        trainer,
+        "*.attn.c_proj",
+        controller="adapters",
+        freeze_host=True,
+        blueprints=["lora_2"],
+        max_parameters=1928 + 40,  # room for one seed of 2 x (8 + 8)
+        max_ablations=1,
+        on_germinate=events.append,
+    )
+    trainer.train()
+    assert growth.model.blueprint_names == ("lora_2",)
+    assert [event.slot for event in events] == growth.model.grown_slots == ["transformer.h.0.attn.c_proj"]
+    assert sum(p.numel() for p in growth.model.parameters() if p.requires_grad) == 32
+    assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in host.items())
+    assert growth.scheduler is not None
+    assert max(decision.evaluations for decision in growth.scheduler.decisions) == 2
+
+
+def test_a_setting_that_nothing_has_is_named(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(TypeError, match=r"attach has no setting freeze; those passed on are .*freeze_host, .*verbose"):
+        attach(trainer, [FIRST], freeze=True)
+    assert not hasattr(trainer.model, "seeds")

@@ -103,13 +103,13 @@ def test_a_metric_that_nobody_measures_is_named(tmp_path):
         trainer.train()
 
 
-def test_a_loss_that_is_not_finite_is_named(tmp_path):
+def test_a_metric_that_is_not_finite_is_named(tmp_path):
     def nan(prediction: Any) -> dict[str, float]:
         return {"score": float("nan")}
 
     trainer = make_trainer(tmp_path, metric_for_best_model="score", trainer={"compute_metrics": nan})
     attach(trainer, [FIRST], controller=ScriptedController({0: Action()}))
-    with pytest.raises(ValueError, match="val_loss must be finite"):
+    with pytest.raises(ValueError, match="eval_score must be finite"):
         trainer.train()
 
 

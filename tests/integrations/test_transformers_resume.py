@@ -40,6 +40,7 @@ def state_of(trainer: Any, growth: Any) -> dict[str, Any]:
         "optimizer": bits(trainer.optimizer.state_dict()),
         "lr_scheduler": bits(trainer.lr_scheduler.state_dict()),
         "slots": bits(growth.model.slot_state.state_dict()),
+        "horizon": growth.scheduler.horizon,
         "logs": bits(logs),
     }
 
@@ -66,6 +67,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": ({"bf16": True}, {}),
     "limited": ({}, {"max_eval_samples": 7}),
     "by a rule": ({}, {"controller": "rule", "slots": "auto"}),
+    "frozen": (BETWEEN, {"controller": "adapters", "slots": "linear", "freeze_host": True, "max_ablations": 2}),
 }
 
 

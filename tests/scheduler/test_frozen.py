@@ -62,6 +62,16 @@ def test_the_first_seeds_are_there_before_the_first_batch_and_only_they_train():
     assert all(map(torch.equal, host, model.host.parameters()))
 
 
+def test_an_optimizer_without_the_frozen_parameters_trains_the_seeds():
+    """As trainers build it that leave out what needs no gradient."""
+    model = make_model()
+    GrowthScheduler(model, torch.optim.AdamW([{"params": []}]), "adapters", evaluate=lambda: {"val_loss": 1.0})
+    assert model.grown_slots == LAYERS
+    foreign = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+        GrowthScheduler(make_model(), foreign, "adapters", evaluate=lambda: {"val_loss": 1.0})
+
+
 def test_a_head_that_trains_along_is_trained_from_the_start():
     model = make_model()
     head = model.host.get_submodule("4").requires_grad_(True)

@@ -453,7 +453,7 @@ def test_what_is_no_controller_evaluation_or_horizon_is_refused_at_once(wrong, e
         ({}, lambda: {"val_loss": None}, "evaluate must return .*, got {'val_loss': None}"),
         ({}, lambda: {"val_loss": "0.3"}, "val_loss must be one number, got '0.3'"),
         ({}, lambda: {"val_loss": 1.0, "val_accuracy": [0.3]}, r"val_accuracy must be one number, got \[0.3\]"),
-        ({}, lambda: {"val_loss": torch.zeros(2)}, r"val_loss must be one number, got tensor\(\[0., 0.\]\)"),
+        ({}, lambda: {"val_loss": torch.zeros(1, 2)}, r"val_loss must be one number, got tensor\(\[\[0., 0.\]\]\)"),
         ({"val_loss": 1.0, "train_loss": "low"}, None, "train_loss must be one number, got 'low'"),
         ({}, lambda: 1 / 0, "division by zero"),
     ],

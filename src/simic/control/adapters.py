@@ -34,7 +34,8 @@ class AdapterConfig:
     min_contribution: float = 0.0
     """A seed is kept if its contribution is above this, in units of the metric."""
     patience: int = 4
-    """Decisions that a seed is held before it is pruned because it does not contribute."""
+    """Decisions that a seed is held before it is pruned because it does not contribute, by two standard errors if these
+    are known."""
 
     def __post_init__(self) -> None:
         for name in ("grow_share", "large_share"):
@@ -72,12 +73,19 @@ class AdapterController:
         judged = (state.stage[0] == Stage.HOLDING) & np.isfinite(state.contribution[0]) & ~state.counterfactual[0]
         kept = judged & (state.contribution[0] > self.config.min_contribution)
         kept[self._to_grow(facts)] |= judged[self._to_grow(facts)]  # a single measurement is noisy, the gradient is not
-        overdue = judged & ~kept & (state.stage_age[0] >= self.config.patience)
+        overdue = judged & ~self._may_contribute(facts) & ~kept & (state.stage_age[0] >= self.config.patience)
         for op, wanted in ((Op.ADVANCE, True), (Op.FOSSILIZE, kept), (Op.PRUNE, overdue)):
             possible = np.flatnonzero(wanted & masks.slot[0, op])
             if possible.size:
                 return [int(op), int(possible[0])] + [0] * (len(HEADS) - 2)
         return None
+
+    def _may_contribute(self, facts: Facts) -> np.ndarray:
+        """Seeds (S,) whose contribution is enough within two standard errors, as far as these are known."""
+        if facts.contribution_error is None:
+            return np.zeros(facts.slots.stage.shape[1], dtype=bool)
+        likely = facts.slots.contribution[0] + 2 * facts.contribution_error[0]  # NaN compares as False
+        return likely >= self.config.min_contribution
 
     def _plant(self, facts: Facts, masks: Masks) -> np.ndarray | None:
         """A seed in the first slot that wants one: first seats once, then second ones in order of gradients."""

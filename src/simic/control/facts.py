@@ -53,6 +53,8 @@ class Facts:
     """The change of `metric` that counts as 1 (N,); another value than 1 only for a user's metric without bounds."""
     awaits_contribution: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), dtype=bool))
     """Held seeds that are still to be measured (N, S), where not all seeds are measured at every decision."""
+    contribution_error: np.ndarray | None = None
+    """Standard errors of the contributions (N, S), NaN where not known; None if none is."""
     legal_styles: np.ndarray | None = None
     """Styles that a budget allows under each operation (N, ops, styles); None if it allows all."""
 

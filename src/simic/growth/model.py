@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from simic.growth import state_dict as growth_state
 from simic.growth.blueprints import menu, parameter_table
 from simic.growth.budget import Budget, check_action, check_budget, count_flops
+from simic.growth.contribution_errors import ContributionErrors
 from simic.growth.copies import check_copy, copy_with_link, follow_growth, note_growth
 from simic.growth.data_parallel import in_process_group, watch_output
 from simic.growth.example import ExampleInput
@@ -86,6 +87,7 @@ class GrowableModel(nn.Module):
         self.seeds = nn.ModuleDict()
         self.slot_state = SlotState.dormant(1, len(self.sites))
         """State of the lifecycle in each slot, as arrays (1, S)."""
+        self.contribution_errors: ContributionErrors = {}
         self.example_input = example_input
         self.example_description = describe_example(example_input)
         self.example_dtype = weight_dtype(model)

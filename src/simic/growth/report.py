@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from simic.growth.contribution_errors import contribution_error
 from simic.lifecycle.stages import Stage
 from simic.storage.printable import printable
 
@@ -34,11 +35,13 @@ class SlotReport:
     contribution_age: int
     """Decisions since it was measured, including the last one; fossils take turns, see `slots.to_measure`."""
     counterfactual: bool
+    contribution_error: float
+    """Its standard error; NaN unless `evaluate` returns one value per batch or sample."""
 
 
 def slot_reports(model: GrowableModel) -> list[SlotReport]:
     """One report per slot."""
-    state, reports = model.slot_state, []
+    state, reports, errors = model.slot_state, [], contribution_error(model)[0]
     for index, name in enumerate(model.slot_names):
         seed = model.seed(name)
         reports.append(
@@ -51,6 +54,7 @@ def slot_reports(model: GrowableModel) -> list[SlotReport]:
                 contribution=float(state.contribution[0, index]),
                 contribution_age=int(state.contribution_age[0, index]),
                 counterfactual=bool(state.counterfactual[0, index]),
+                contribution_error=float(errors[index]),
             )
         )
     return reports
@@ -97,6 +101,8 @@ def growth_table(model: GrowableModel) -> Table:
         table.add_column(name, overflow="fold")
     for row in reports:
         measured = "-" if np.isnan(row.contribution) else f"{row.contribution:+.4f}"
+        if not np.isnan(row.contribution_error):
+            measured += f" +- {row.contribution_error:.4f}"
         if row.contribution_age > 1 and measured != "-":
             measured += f" ({row.contribution_age} decisions ago)"
         table.add_row(

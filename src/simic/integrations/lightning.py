@@ -11,7 +11,6 @@ end of a validation holds the very network that was validated:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -44,11 +43,12 @@ from simic.integrations.lightning_wrapping import (
     rebuild,
     wrap_part,
 )
+from simic.integrations.settings import split_settings
 from simic.lifecycle.stages import LIVE, Stage
 from simic.scheduler.scheduler import Decision, GrowthScheduler
+from simic.scheduler.validation import check_metric
 
 VERSION = 1
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Module = TypeVar("Module", bound=LightningModule)
 
 
@@ -59,11 +59,11 @@ class GrowthCallback(Callback):
     submodule with parameters, which is wrapped when a run starts. Its example input is `example_input`, or is found by
     the module's `example_input_array` or by a step on the first batch.
 
-    `monitor` is the logged value by which seeds are judged, lower is better unless `mode` is "max". To measure a seed's
-    contribution, the validation is run again without it, on at most `max_batches` batches of every dataloader. Where
-    several optimizers train the submodule, `optimizer` is the index of the one that trains seeds too. `horizon` follows
-    from the trainer's limits by default. With `log`, the number of parameters, seeds by stage, and alpha and
-    contribution of every seed are logged as growth/....
+    `monitor` is the logged value by which seeds are judged, any metric. Lower is better unless `mode` is "max", the
+    default of "val_accuracy". To measure a seed's contribution, the validation is run again without it, on at most
+    `max_batches` batches of every dataloader. Where several optimizers train the submodule, `optimizer` is the index of
+    the one that trains seeds too. `horizon` follows from the trainer's limits by default. With `log`, the number of
+    parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/....
 
     Other settings are passed on: `slots` and `lifecycle` to `GrowableModel`, `controller` and `governor` to
     `GrowthScheduler`, `rng_seed` to both, and every further keyword to the one that has it.
@@ -79,7 +79,7 @@ class GrowthCallback(Callback):
         module: str | None = None,
         example_input: ExampleInput | None = None,
         monitor: str = "val_loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         max_batches: int | None = None,
         optimizer: int | None = None,
         horizon: int | None = None,
@@ -87,16 +87,17 @@ class GrowthCallback(Callback):
         log: bool = True,
         **settings: Any,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f'mode must be "min" or "max", got {mode!r}')
+        mode = mode or ("max" if monitor == "val_accuracy" else "min")
+        check_metric(monitor, mode)
         if max_batches is not None and max_batches < 1:
             raise ValueError(f"max_batches must be at least 1, or None for all, got {max_batches}")
         self.slots, self.controller, self.module, self.example_input = slots, controller, module, example_input
         self.monitor, self.mode, self.max_batches = monitor, mode, max_batches
+        self._is_loss = mode == "min" and "loss" in monitor.lower()
         self.optimizer, self.horizon, self.log_growth = optimizer, horizon, log
-        self._model_settings, self._scheduler_settings = split_settings(settings)
-        for each in (self._model_settings, self._scheduler_settings):
-            each["rng_seed"] = rng_seed
+        self._model_settings, self._scheduler_settings = split_settings(
+            "GrowthCallback", settings | {"rng_seed": rng_seed}
+        )
         self._name = ""  # of the growing submodule
         self._model: GrowableModel | None = None
         self._growth: GrowthScheduler | None = None
@@ -166,6 +167,8 @@ class GrowthCallback(Callback):
             self.controller,
             _lr_schedulers(trainer, optimizer),
             evaluate=lambda: self._evaluate(trainer),
+            metric="val_loss" if self._is_loss else self.monitor,
+            mode=self.mode,
             horizon=self.horizon or 0,
             **self._scheduler_settings,
         )
@@ -239,10 +242,9 @@ class GrowthCallback(Callback):
                 f"GrowthCallback judges seeds by {self.monitor!r}, but the validation logged {names}: log it with "
                 f"self.log({self.monitor!r}, ...) in validation_step, or name another one with monitor=..."
             )
-        if self.mode == "min":
+        if self._is_loss:  # of whatever name, so that contributions are differences of losses
             return {"val_loss": logged[self.monitor]}
-        loss = {"val_loss": logged["val_loss"]} if "val_loss" in logged else {}
-        return loss | {"val_accuracy": logged[self.monitor]}
+        return {name: logged[name] for name in (self.monitor, "val_loss") if name in logged}
 
     # Logging.
 
@@ -276,21 +278,6 @@ class GrowthCallback(Callback):
                 f"the checkpoint holds seeds in slots {', '.join(self.model.grown_slots)}, but no state of "
                 f"{self.state_key}{f', only of {others[0]}' if others else ''}: use the same module=... as then"
             )
-
-
-def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of GrowableModel, and keywords of GrowthScheduler; one that neither has raises."""
-    known = [
-        {name for name, parameter in inspect.signature(owner).parameters.items() if parameter.kind is _KEYWORD}
-        for owner in (GrowableModel, GrowthScheduler)
-    ]
-    known[0].discard("example_input")
-    known[1] -= {"evaluate", "metric", "mode", "horizon"}
-    if unknown := settings.keys() - known[0] - known[1]:
-        names = ", ".join(sorted(known[0] | known[1]))
-        raise TypeError(f"GrowthCallback has no setting {', '.join(sorted(unknown))}; those passed on are {names}")
-    model, scheduler = ({name: value for name, value in settings.items() if name in names} for names in known)
-    return model, scheduler
 
 
 def growth_metrics(model: GrowableModel) -> dict[str, float]:

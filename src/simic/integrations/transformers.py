@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,16 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
 from simic.control.baselines import Controller
-from simic.control.governor import GovernorConfig
 from simic.control.registry import make_controller
 from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds
 from simic.growth.in_place import grow_in_place
 from simic.growth.model import GrowableModel
+from simic.growth.slot_patterns import Slots
+from simic.integrations.settings import split_settings
 from simic.integrations.transformers_checks import check_trainer, example_of
 from simic.integrations.transformers_evaluation import TrainerEvaluation
-from simic.lifecycle.stages import LifecycleConfig
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 
 _LOG = logging.getLogger("simic")
@@ -48,36 +48,35 @@ _STATE = "growth"
 
 def attach(
     trainer: Trainer,
-    slots: Sequence[str] | Mapping[str, str] | str = "auto",
+    slots: Slots = "auto",
     controller: str | Controller = "heuristic",
     *,
     example_input: ExampleInput | None = None,
-    lifecycle: LifecycleConfig | None = None,
     rng_seed: int | None = None,
     horizon: int | None = None,
-    governor: bool | GovernorConfig = False,
     max_eval_samples: int | None = None,
+    **settings: Any,
 ) -> TrainerGrowth:
     """Let the model of a Trainer grow while it trains: one decision after every evaluation.
 
     Call it after the Trainer is built and before `train`, `evaluate` or a load; a script that resumes calls it the same
-    way. `slots`, `lifecycle` and `example_input` (by default two training samples) are GrowableModel's; `controller`
-    and `governor` are GrowthScheduler's; `horizon` is by default the number of planned evaluations and `rng_seed` that
-    of the training arguments. Contributions are measured on the evaluation dataset by `metric_for_best_model` (by
-    default the loss), which costs one evaluation per live seed and decision; `max_eval_samples` bounds its size.
+    way. `slots` and `example_input` (by default two training samples) are GrowableModel's, `controller` is
+    GrowthScheduler's; `horizon` is by default the number of planned evaluations and `rng_seed` that of the training
+    arguments. Every further keyword, such as `lifecycle`, `freeze_host`, `max_growth`, `governor` or `verbose`, is
+    passed on to the one of the two that has it.
+
+    Contributions are measured on the evaluation dataset by `metric_for_best_model` (by default the loss; any metric
+    that `greater_is_better` describes), which costs one evaluation per live seed and decision; `max_eval_samples`
+    bounds its size, `max_ablations` the number of seeds.
     """
     check_trainer(trainer)
     rng_seed = trainer.args.seed if rng_seed is None else rng_seed
     if isinstance(controller, str):
         make_controller(controller, rng_seed)  # now rather than when the training begins, if there is none of this name
-    make_growable = partial(
-        grow_in_place,
-        slots=slots,
-        example_input=example_of(trainer) if example_input is None else example_input,
-        lifecycle=lifecycle,
-        rng_seed=rng_seed,
-    )
-    make_scheduler = partial(GrowthScheduler, controller=controller, rng_seed=rng_seed, governor=governor)
+    of_model, of_scheduler = split_settings("attach", settings | {"rng_seed": rng_seed})
+    example = example_of(trainer) if example_input is None else example_input
+    make_growable = partial(grow_in_place, slots=slots, example_input=example, **of_model)
+    make_scheduler = partial(GrowthScheduler, controller=controller, **of_scheduler)
     return TrainerGrowth(trainer, make_growable, make_scheduler, TrainerEvaluation(trainer, max_eval_samples), horizon)
 
 
@@ -199,7 +198,12 @@ class TrainerGrowth:
         if scheduler is None or scheduler.optimizer is not optimizer or scheduler.model is not self.model:
             self._decided_at = 0
             self.scheduler = self._make_scheduler(
-                self.model, optimizer, lr_schedulers=[lr_scheduler], evaluate=self._evaluation, horizon=planned
+                self.model,
+                optimizer,
+                lr_schedulers=[lr_scheduler],
+                evaluate=self._evaluation,
+                horizon=planned,
+                **self._evaluation.counted,
             )
             optimizer.register_state_dict_post_hook(self._publish)
             optimizer.register_load_state_dict_pre_hook(self._restore)

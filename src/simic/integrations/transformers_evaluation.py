@@ -54,14 +54,17 @@ class TrainerEvaluation:
         names = (self.metric, f"{self.prefix}_loss")
         return {name: float(metrics[name]) for name in names if name in metrics}
 
+    @property
+    def counted(self) -> dict[str, Any]:
+        """The metric that counts as GrowthScheduler names it, and its mode: Trainer's, unless it is the loss."""
+        if self.metric == f"{self.prefix}_loss":
+            return {"metric": "val_loss"}
+        return {"metric": self.metric, "mode": "max" if self._trainer.args.greater_is_better else "min"}
+
     def read(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Trainer's metrics under the names that GrowthScheduler uses; other metrics than accuracy count as a loss."""
-        metrics = self.needed(metrics)
-        value, loss = metrics[self.metric], metrics.get(f"{self.prefix}_loss")
-        if self.metric == f"{self.prefix}_accuracy":
-            return {"val_accuracy": value} | ({} if loss is None else {"val_loss": loss})
-        worse_if_greater = self.metric == f"{self.prefix}_loss" or not self._trainer.args.greater_is_better
-        return {"val_loss": value if worse_if_greater else -value}
+        """Trainer's metrics under the names that GrowthScheduler uses."""
+        loss = f"{self.prefix}_loss"
+        return {"val_loss" if name == loss else name: value for name, value in self.needed(metrics).items()}
 
     def _run(self) -> dict[str, float]:
         trainer = self._trainer

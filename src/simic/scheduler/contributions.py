@@ -3,6 +3,10 @@
 An ablation is one run of `evaluate` with one seed switched. By default every decision ablates every live seed that is
 blended in or in training, and one fossil. Two settings lower this: `every` ablates at every k-th decision only, and
 `max_ablations` ablates at most m seeds at once; those that are left out keep their last contribution and its age.
+
+If `evaluate` returns several values of the metric that counts, one per batch or sample, their mean counts, and each
+contribution gets a standard error: that of the mean difference on the same batches. Of several ranks, whose values are
+of different data, only means are exchanged, and the error stays unknown.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from simic.growth.contribution_errors import paired_error
 from simic.growth.isolation import evaluating, evaluating_others, preserve_state
 from simic.growth.model import GrowableModel
 from simic.lifecycle.slots import SlotState, note_contributions, to_measure
 from simic.lifecycle.stages import Stage
+from simic.scheduler.metric_values import average_values, paired_differences
 from simic.scheduler.ranks import Ranks
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric
@@ -42,6 +48,8 @@ class ContributionMeter:
         self._ranks, self._every, self._max_ablations = ranks, every, max_ablations
         self.evaluations = 0
         """Calls of `evaluate`, counted since it was last set to 0."""
+        self._values: np.ndarray | None = None  # of the metric that counts, in the last run; None if it was one number
+        self._whole: np.ndarray | None = None  # the same of the network as it is
 
     @property
     def sparse(self) -> bool:
@@ -51,7 +59,9 @@ class ContributionMeter:
     def validate(self) -> dict[str, float]:
         """The metrics of the network as it is; they may not be finite."""
         with preserve_state(self._model), evaluating(self._model):
-            return self._run()
+            numbers = self._run()
+        self._whole = self._values
+        return numbers
 
     def measure(self, decision: int, goodness: float | None) -> None:
         """Note the metric with the seed minus that without it; at alpha 0, what the alpha target would give.
@@ -62,17 +72,30 @@ class ContributionMeter:
         measured = self.due(decision)
         if self.evaluate is None or not measured.any():
             return
-        switched = np.full(measured.shape, math.nan)
+        switched, values = np.full(measured.shape, math.nan), dict[int, np.ndarray | None]()
         with preserve_state(self._model), evaluating(self._model):
-            goodness = self._metric.goodness(self._run()) if goodness is None else goodness
-            for index in np.flatnonzero(measured[0]):
+            if goodness is None:
+                goodness, self._whole = self._metric.goodness(self._run()), self._values
+            for index in np.flatnonzero(measured[0]).tolist():
                 slot = self._model.slot_names[index]
                 blended_in = slot_state.alpha[0, index] > 0
                 with self._model.switched_off(slot) if blended_in else self._model.switched_in(slot):
-                    switched[0, index] = self._metric.goodness(self._run())
+                    switched[0, index], values[index] = self._metric.goodness(self._run()), self._values
                 self._usage.check_ablation(self._model, slot)
         scale = self._metric.contribution_scale(goodness, switched)
+        errors = {index: self._error(values[index]) / scale[0, index] for index in values}
         note_contributions(slot_state, measured, np.array([goodness]), switched, scale)
+        for index, error in errors.items():
+            if math.isfinite(error):
+                known = float(slot_state.contribution[0, index]), float(error)
+                self._model.contribution_errors[self._model.slot_names[index]] = known
+
+    def _error(self, switched: np.ndarray | None) -> float:
+        """The standard error of the mean difference of two runs; NaN if one of them gave a single number."""
+        if self._whole is None or switched is None:
+            return math.nan
+        differences = paired_differences(self._whole, switched)
+        return paired_error(differences) if np.isfinite(differences).all() else math.nan
 
     def forget_outdated(self) -> None:
         """Call before every action: a seed that is held since the last measurement must be measured first."""
@@ -105,8 +128,17 @@ class ContributionMeter:
         evaluate = self.evaluate
         assert evaluate is not None
         self.evaluations += 1
+        several: dict[str, np.ndarray] = {}
+
+        def read() -> dict[str, float]:
+            metrics, values = average_values(evaluate())
+            several.update(values)
+            return self._metric.read(metrics)
+
         with evaluating_others(self._model):
-            return self._ranks.mean("in evaluate", lambda: self._metric.read(evaluate()))
+            numbers = self._ranks.mean("in evaluate", read)
+        self._values = several.get(self._metric.name_in(numbers)) if self._ranks.size == 1 else None
+        return numbers
 
 
 def most_urgent(slots: SlotState, candidates: np.ndarray, limit: int | None) -> np.ndarray:

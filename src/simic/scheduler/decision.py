@@ -35,6 +35,8 @@ class StageChange:
     new: Stage
     contribution: float = math.nan
     """The last measurement before the change; NaN if there was none."""
+    contribution_error: float = math.nan
+    """Its standard error; NaN unless `evaluate` returns one value per batch or sample."""
     alpha: float = 0.0
     """After the change."""
     parameters: int = 0
@@ -42,6 +44,7 @@ class StageChange:
 
     def __str__(self) -> str:
         measured = "" if math.isnan(self.contribution) else f", contribution {self.contribution:+.4g}"
+        measured += "" if math.isnan(self.contribution_error) else f" +- {self.contribution_error:.2g}"
         return (
             f"{self.slot}: {self.blueprint} {self.old} -> {self.new}, alpha {self.alpha:.2f}{measured}, "
             f"{self.parameters:,} parameters"
@@ -108,12 +111,18 @@ def stage_changes(
             old=Stage(before.stage[0, index]),
             new=Stage(after.stage[0, index]),
             contribution=float(before.contribution[0, index]),
+            contribution_error=_error_of(model, index, before),
             alpha=float(after.alpha[0, index]),
             parameters=parameters.get(model.slot_names[index], 0),
         )
         for index in np.flatnonzero(before.stage[0] != after.stage[0]).tolist()
         if before.blueprint[0, index] >= 0 or after.blueprint[0, index] >= 0
     )
+
+
+def _error_of(model: GrowableModel, index: int, before: SlotState) -> float:
+    contribution, error = model.contribution_errors.get(model.slot_names[index], (math.nan, math.nan))
+    return error if contribution == before.contribution[0, index] else math.nan
 
 
 def seed_parameters(model: GrowableModel) -> dict[str, int]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from simic.control.facts import HISTORY, Facts
 from simic.growth.budget import styles_within_budget, table_within_budget
+from simic.growth.contribution_errors import contribution_error
 from simic.growth.model import GrowableModel
 
 
@@ -26,6 +27,7 @@ def model_facts(model: GrowableModel, history: Mapping[str, Sequence[float]], **
         host_parameters=np.array([sum(parameter.numel() for parameter in model.host_parameters())]),
         seed_parameters=np.array([[report.parameters for report in model.growth()]]),
         in_features=np.array([site.shape.in_features or 0 for site in model.sites]),
+        contribution_error=contribution_error(model),
         random_guess_loss=np.array([math.nan]),
         **padded,
         **scheduled,

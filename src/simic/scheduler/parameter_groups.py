@@ -49,7 +49,9 @@ class ParameterGroups:
         if isinstance(optimizer, (LBFGS, Muon)):
             name = type(optimizer).__name__  # LBFGS takes a single group, Muon only matrices
             raise ValueError(f"{name} cannot train seeds, which come and go and have biases; use SGD or AdamW")
-        if not any(parameter in known for group in optimizer.param_groups for parameter in group["params"]):
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        # Trainers that leave out what is frozen build groups without parameters for a host that is not trained at all.
+        if known.isdisjoint(held) and (held or not model.freeze_host):
             raise ValueError("the optimizer holds none of the model's parameters; build it from model.parameters()")
         for scheduler in lr_schedulers:
             driven = scheduler.optimizer

@@ -53,8 +53,8 @@ class GrowthScheduler:
     `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing),
     or any other metrics by name, of which `metric` names the one that counts and `mode` says whether it is better when
     it is lower ("min") or higher ("max"). The modules it calls are in evaluation mode meanwhile. With it, contributions
-    are measured by switching seeds off; without it no seed can be fossilized.
-
+    are measured by switching seeds off; without it no seed can be fossilized. Instead of a number it may return several
+    values, one per batch or sample: their mean counts, and contributions get a standard error.
     A step calls `evaluate` once, and once more for each live seed and for one fossil. `evaluate_every=k` measures
     contributions at every k-th decision only, `max_ablations=m` those of at most m seeds at a time, in turn.
 
@@ -97,8 +97,7 @@ class GrowthScheduler:
         self._metric = CountedMetric(metric, mode)
         hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
         self._announcer = Announcer(hooks, verbose=verbose)
-        self.model, self.optimizer, self.controller = model, optimizer, controller
-        self.horizon = horizon
+        self.model, self.optimizer, self.controller, self.horizon = model, optimizer, controller, horizon
         self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
         self._arguments.warn_about_missing(evaluate)
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
@@ -108,9 +107,7 @@ class GrowthScheduler:
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._gradients = GradientMeter(model)
-        self._usage = StepUsage()
-        self._ranks = Ranks(model)
+        self._gradients, self._usage, self._ranks = GradientMeter(model), StepUsage(), Ranks(model)
         self._meter = ContributionMeter(
             model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
         )
@@ -167,7 +164,7 @@ class GrowthScheduler:
             numbers = self._validate(given)
             figures = self._metric.figures(numbers)
             return Decision(index=self._next_index, **figures, **self._metrics_by_name(numbers | train))
-        self._meter.evaluations, sizes = 0, seed_parameters(self.model)
+        self._meter.evaluations, sizes, errors = 0, seed_parameters(self.model), dict(self.model.contribution_errors)
         untouched, history, metric_state = self.model.slot_state.copy(), self._history, self._metric.state_dict()
         governor_history = self._governor.history() if self._governor else {}
         try:
@@ -182,7 +179,7 @@ class GrowthScheduler:
                 figures = {name: numbers.get(name, math.nan) for name in ("val_loss", "val_accuracy")}
                 rows, before = [np.zeros(len(HEADS), dtype=np.int64)], untouched
         except Exception:  # a failed step leaves no trace and can be repeated
-            self.model.slot_state, self._history = untouched, history
+            self.model.slot_state, self.model.contribution_errors, self._history = untouched, errors, history
             self._metric.load_state_dict(metric_state)
             if self._governor:
                 self._governor.set_history(governor_history)
@@ -334,6 +331,7 @@ class GrowthScheduler:
             "previous_action": self._previous_action.tolist(),
             "history": {name: list(values) for name, values in self._history.items()},
             "metric": self._metric.state_dict(),
+            "contribution_errors": {slot: list(pair) for slot, pair in self.model.contribution_errors.items()},
             "decisions": [encode_decision(decision) for decision in self.decisions],
             "seed_groups": self.groups.seed_order(),
             "seed_numbers": self.groups.seed_numbers(),
@@ -363,6 +361,7 @@ class GrowthScheduler:
         self._previous_action = np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
+        self.model.contribution_errors = {k: tuple(v) for k, v in state.get("contribution_errors", {}).items()}
         self.decisions = read_decisions(state)
         self._early = any(decision.early for decision in self.decisions)
         if isinstance(self.controller, Stateful):
