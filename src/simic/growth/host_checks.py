@@ -29,7 +29,8 @@ def check_host(model: nn.Module) -> None:
 def warn_about_hidden_names(model: GrowableModel) -> None:
     """Warn about attributes that both the host and the wrapper around it have."""
     own = {name for name in (*vars(type(model)), *vars(model), *model._modules) if not name.startswith("_")}
-    shared = sorted((own - set(dir(nn.Module()))) & set(dir(model.host)))
+    same = {*dir(nn.Module()), "print_trainable_parameters"}  # a PEFT model's says the same as the wrapper's
+    shared = sorted((own - same) & set(dir(model.host)))
     if shared:
         warn_user(
             f"the host has its own {', '.join(shared)}: on the wrapper these names are simic's; "
