@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH, BATCH, IMAGE = 60, 32, 16
-BATCHES, EPOCHS, PAIRS = 20, 3, 8
+BATCHES, EPOCHS, PAIRS = 20, 3, 16
 
 
 def interleaved_ratio(with_growth: Callable[[], list[float]], without: Callable[[], list[float]]) -> float:
-    """Seconds of an epoch of the first over those of the second.
+    """CPU seconds of an epoch of the first over those of the second.
 
-    Both return the seconds of every step of an epoch. Of each step the best of many runs in turns counts, so that what
+    Both return the CPU seconds of every step of an epoch. Of each step the best of many runs in turns counts, so that what
     is done in some steps only, such as measuring gradients, is included.
     """
     best = {run: [float("inf")] * BATCHES for run in (with_growth, without)}
@@ -70,18 +70,18 @@ def lightning_ratio() -> float:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
     class Clock(Callback):
-        """The least seconds of every step of an epoch; the first includes the decision."""
+        """The least CPU seconds of every step of an epoch; the first includes the decision."""
 
         def __init__(self) -> None:
             self.best, self.last = [float("inf")] * BATCHES, 0.0
 
         def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            self.last = time.perf_counter()
+            self.last = time.process_time()
 
         def on_train_batch_end(
             self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
-            now = time.perf_counter()
+            now = time.process_time()
             self.best[batch_idx], self.last = min(self.best[batch_idx], now - self.last), now
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -123,16 +123,16 @@ def transformers_ratio() -> float:
     from simic.integrations.transformers import attach
 
     class Clock(TrainerCallback):
-        """The least seconds of every step of an epoch; the first includes the decision."""
+        """The least CPU seconds of every step of an epoch; the first includes the decision."""
 
         def __init__(self) -> None:
             self.best, self.last = [float("inf")] * BATCHES, 0.0
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.last = time.perf_counter()
+            self.last = time.process_time()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            step, now = (state.global_step - 1) % BATCHES, time.perf_counter()
+            step, now = (state.global_step - 1) % BATCHES, time.process_time()
             self.best[step], self.last = min(self.best[step], now - self.last), now
 
     tokens = torch.randint(64, (BATCHES * BATCH, 32), generator=torch.Generator().manual_seed(0))
