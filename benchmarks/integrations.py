@@ -27,8 +27,8 @@ BATCHES, EPOCHS, PAIRS = 20, 3, 16
 def interleaved_ratio(with_growth: Callable[[], list[float]], without: Callable[[], list[float]]) -> float:
     """CPU seconds of an epoch of the first over those of the second.
 
-    Both return the CPU seconds of every step of an epoch. Of each step the best of many runs in turns counts, so that what
-    is done in some steps only, such as measuring gradients, is included.
+    Both return the CPU seconds of every step of an epoch. Of each step the best of many runs in turns counts, so that
+    what is done in some steps only, such as measuring gradients, is included.
     """
     best = {run: [float("inf")] * BATCHES for run in (with_growth, without)}
     for pair in range(PAIRS):
