@@ -128,6 +128,14 @@ def test_memory_can_be_saved():
     assert ask_until_wait(other, twin, 1) == ask_until_wait(controller, state, 1)
 
 
+def test_a_new_model_is_grown_from_the_start():
+    controller, state = planted()
+    state.gradient_norm[0, ::2] = 1.0
+    controller.act(make_facts(state, 1))
+    fresh = SlotState.dormant(1, len(SLOTS))
+    assert len([action for action in ask_until_wait(controller, fresh, 0) if action.op == "germinate"]) == LAYERS
+
+
 def test_it_refuses_several_hosts_and_shares_beyond_one():
     state = SlotState.dormant(2, len(SLOTS))
     with pytest.raises(ValueError, match="beside one model, got 2 hosts"):

@@ -418,6 +418,11 @@ def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):
     assert all(torch.equal(value, trainer.model.state_dict()[name]) for name, value in host.items())
     assert growth.scheduler is not None
     assert max(decision.evaluations for decision in growth.scheduler.decisions) == 2
+    merged: Any = growth.export(live="keep", merge=True)
+    merged.save_pretrained(tmp_path / "merged")
+    again = type(merged).from_pretrained(tmp_path / "merged").eval()
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(again(tokens).logits, trainer.model.eval()(tokens).logits)
 
 
 def test_a_setting_that_nothing_has_is_named(tmp_path):

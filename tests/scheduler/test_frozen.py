@@ -150,6 +150,23 @@ def test_resumed_equals_uninterrupted(controller, tmp_path):
     assert second.decisions[-1].host_epoch == 6
 
 
+def test_a_run_that_has_pruned_all_its_seeds_can_go_on(tmp_path):
+    """Its model is loaded before the scheduler is built, as in Trainer; that must not plant the first seeds again."""
+    script = Action("germinate", "0", "lora_2"), Action("wait"), Action("prune", "0"), Action("wait")
+    straight = schedule(make_model(), Plays(*script))
+    train(straight, 2)
+    assert straight.model.grown_slots == []
+    model = make_model()
+    model.load_state_dict(straight.model.state_dict())
+    resumed = schedule(model, Plays(Action("germinate", "2", "lora_8")))
+    assert model.grown_slots == ["2"]
+    resumed.load_state_dict(straight.state_dict())
+    assert model.grown_slots == []
+    assert model.germinations == 1
+    assert model.slot_state.state_dict() == straight.model.slot_state.state_dict()
+    assert [decision.host_epoch for decision in resumed.decisions] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("controller", ["adapters", "heuristic", "pretrained", "random", "plan"])
 def test_every_controller_grows_a_frozen_host_with_many_slots(controller):
     """24 layers; only LoRA fits beside them, and an adapter behind."""

@@ -3,8 +3,9 @@
 It works beside one model, and is to be asked until it waits (see `GrowthScheduler`). With LoRA of ranks 2, 8 and 32:
 
     decision 0   rank 2 beside every layer
-    decision 1   the gradients of these seeds rank the layers; those that contribute become fossils, others are pruned
-    then         a second seed beside the layers with the largest gradients: rank 32 for the first, rank 8 for others
+    decision 1   the gradients of these seeds rank the layers; those that contribute become fossils
+    then         a second seed beside the layers with the largest gradients: rank 32 for the first, rank 8 for others;
+                 seeds that do not contribute for some decisions are pruned
 
 Shapes: S slots (with k seeds per slot, columns k i to k i + k - 1 belong to one submodule), B blueprints.
 """
@@ -59,6 +60,8 @@ class AdapterController:
         if facts.num_hosts != 1:
             raise ValueError(f"the adapter rule works beside one model, got {facts.num_hosts} hosts")
         masks = legal_masks(facts)
+        if facts.decision[0] == 0 and not facts.slots.occupied.any():  # a new model
+            self._tried, self._order = set(), []
         if not self._order and np.isfinite(facts.slots.gradient_norm[0]).any():
             self._order = self._by_gradient(facts)
         action = np.zeros((1, len(HEADS)), dtype=np.int64)

@@ -103,14 +103,15 @@ class TrainerGrowth:
         self._wrap_methods()
         trainer.add_callback(_GrowthCallback(self))
 
-    def export(self, *, live: LiveSeeds = "drop") -> nn.Module:
+    def export(self, *, live: LiveSeeds = "drop", merge: bool = False) -> nn.Module:
         """A plain copy of Trainer's model, in evaluation mode and without simic: `GrowableModel.export`.
 
-        If nothing has grown, `save_pretrained` and `from_pretrained` work as always. A grown one is more than its
-        config class builds: keep it with `torch.save(model, path)`; its `save_pretrained` refuses to lose what grew.
+        If nothing has grown, or all of it was folded into weights by `merge`, `save_pretrained` and `from_pretrained`
+        work as always. Another grown one is more than its config class builds: keep it with `torch.save(model, path)`;
+        its `save_pretrained` refuses to lose what grew.
         """
         with _plain_forward(self._trainer.model):
-            plain: Any = self.model.export(live=live)
+            plain: Any = self.model.export(live=live, merge=merge)
         if plain.is_gradient_checkpointing:
             plain.gradient_checkpointing_disable()
             plain.disable_input_require_grads()  # by a hook that cannot be saved

@@ -36,11 +36,9 @@ def take_actions(
         while len(rows) < limit:
             row = ranks.first("in the controller", lambda: encode_answer(ask(rows), names, blueprints))
             model.execute(row)
-            if row[Column.OP] == Op.WAIT and rows:
-                break
-            rows.append(row)
             if row[Column.OP] == Op.WAIT:
-                break
+                return rows or [row]
+            rows.append(row)
     except Exception:
         if rows:
             model.set_seeds(seeds, before, germinations)

@@ -102,8 +102,8 @@ class GrowthScheduler:
         self._arguments.warn_about_missing(evaluate)
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
         self.decisions: list[Decision] = []
-        self._next_index = 0
-        self._early = False  # whether the first decision was taken before training
+        self._next_index, self._early = 0, False  # early: the first decision was taken before training
+        self._unplanted = model.slot_state.copy(), model.germinations  # before that decision
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
@@ -194,8 +194,7 @@ class GrowthScheduler:
     def _take_first_decision(self) -> None:
         """Plant the first seeds of a frozen host, which has nothing but perhaps a head to train without them."""
         self._early = True
-        before = self.model.slot_state.copy()
-        self._announce(self._finish(self._act(), before, {}, {}, {}))
+        self._announce(self._finish(self._act(), self._unplanted[0], {}, {}, {}))
 
     def _decide(self, goodness: float | None) -> tuple[list[np.ndarray], SlotState]:
         """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
@@ -347,6 +346,8 @@ class GrowthScheduler:
         state = upgrade(state)
         check_state(state, self.controller, self._metric)
         slots = state["seed_groups"]
+        if self._early and self._next_index == 1 and not slots:  # planted by this constructor, not in the saved run
+            self.model.set_seeds({}, *self._unplanted)
         if set(self.model.grown_slots) != set(slots):
             raise ValueError(
                 f"the saved scheduler trains seeds in slots {slots}, the model holds some in {self.model.grown_slots}; "
@@ -357,8 +358,7 @@ class GrowthScheduler:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
         self._gradients.load_state_dict(state.get("gradients"))
-        self._next_index = state["next_index"]
-        self._previous_action = np.array(state["previous_action"])
+        self._next_index, self._previous_action = state["next_index"], np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
         self.model.contribution_errors = {k: tuple(v) for k, v in state.get("contribution_errors", {}).items()}
