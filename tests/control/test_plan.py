@@ -1,5 +1,6 @@
 """Fixed plans and AutoGrow, on real hosts of a tiny task and on plans' files."""
 
+import dataclasses
 import json
 from dataclasses import replace
 
@@ -200,13 +201,13 @@ def test_odd_json_is_refused_by_every_command_in_one_line(tmp_path, capsys, cont
 # AutoGrow, on facts whose accuracy the test sets.
 
 
-def grown_at(accuracies: list[float], **config) -> list[int]:
-    """The decisions at which a seed is planted, given the accuracy before each."""
+def grown_at(accuracies: list[float], scale: float = 1.0, **config) -> list[int]:
+    """The decisions at which a seed is planted, given the accuracy before each and the change that counts as 1."""
     trainings, controller, found = make_trainings(horizon=99), AutoGrowController(AutoGrowConfig(**config)), []
     for decision, accuracy in enumerate(accuracies):
         facts = trainings.facts()
         facts.val_accuracy[:, -1] = accuracy
-        rows = controller.act(facts)
+        rows = controller.act(dataclasses.replace(facts, metric_scale=np.array([scale])))
         if rows[0, 0] == Op.GERMINATE:
             found.append(decision)
         trainings.step(rows)
@@ -225,6 +226,9 @@ def test_it_stops_for_good_when_a_period_brought_nothing():
 def test_a_gain_too_small_is_none():
     assert grown_at([0.1] * 6 + [0.1049] * 9, period=5, min_gain=0.005) == [5]
     assert grown_at([0.1] * 6 + [0.1051] * 9, period=5, min_gain=0.005) == [5, 10]
+    # The same of a metric with another unit.
+    assert grown_at([10.0] * 6 + [10.49] * 9, scale=100.0, period=5, min_gain=0.005) == [5]
+    assert grown_at([10.0] * 6 + [10.51] * 9, scale=100.0, period=5, min_gain=0.005) == [5, 10]
 
 
 def test_its_memory_can_be_saved_and_starts_afresh_with_a_host():
