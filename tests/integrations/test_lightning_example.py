@@ -1,11 +1,10 @@
 """The Lightning example: short, nearly the same without growth, and its seeds live their whole life."""
 
 import ast
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.examples import EXAMPLES, load_example
 
 from simic import Action, ScriptedController, Stage
 
@@ -14,17 +13,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
 ]
-FILE = Path(__file__).parents[2] / "examples" / "lightning_cnn.py"
 
 
 def test_a_seed_lives_its_whole_life(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("lightning_cnn", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load_example("lightning_cnn")
     script = {
         0: Action("germinate", "0", "pointwise", tempo=3),
         3: Action("advance", "0"),
@@ -39,7 +33,7 @@ def test_a_seed_lives_its_whole_life(monkeypatch, tmp_path):
 
 def test_growth_costs_five_lines_of_forty():
     """Without the numbered lines and the callback's argument it is the same script without simic."""
-    lines = FILE.read_text().splitlines()
+    lines = (EXAMPLES / "lightning_cnn.py").read_text().splitlines()
     assert len(lines) <= 40
     numbered = [line for line in lines if line.rstrip()[-3:] in {f"# {number}" for number in range(1, 6)}]
     assert len(numbered) == 5
