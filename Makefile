@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
+CLUSTER := $(VENV)/.cluster
 BENCH := $(VENV)/.bench
 DATA := data/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-slow test-integrations check bench data setup clean
+.PHONY: train pretrained test test-slow test-integrations test-cluster check bench data setup clean
 
 train: $(STAMP)
 	$(BIN)/simic train
@@ -35,6 +36,10 @@ test-slow: $(STAMP)
 # Against the real packages, which are installed for it.
 test-integrations: $(INTEGRATIONS)
 	$(BIN)/pytest -m integrations
+
+# On Ray, which is installed for it, with nodes simulated on this machine.
+test-cluster: $(CLUSTER)
+	$(BIN)/pytest -m cluster
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -66,8 +71,12 @@ $(INTEGRATIONS): $(STAMP)
 	$(PIP) --editable ".[integrations]"
 	touch $(INTEGRATIONS)
 
+$(CLUSTER): $(STAMP)
+	$(PIP) --editable ".[cluster]"
+	touch $(CLUSTER)
+
 $(BENCH): $(STAMP)
-	$(PIP) --editable ".[bench]"
+	$(PIP) --editable ".[bench,cluster]"
 	touch $(BENCH)
 
 $(DATA): | $(STAMP)

@@ -44,12 +44,14 @@ def test_presets_are_valid_and_survive_a_file(name, tmp_path):
 NEEDS = {
     **{name: ["--algorithm", name, "--episodes", "random"] for name in ("iql", "imitation")},
     **{"algorithm": ["--episodes", "random"], "episodes": ["--algorithm", "iql"]},
+    **{name: ["--backend", "ray"] for name in ("address", "gpus_per_worker")},
 }
 """Flags without which settings of a section would be refused."""
 SHARES = ("ppo.gamma", "ppo.gae_lambda", "ppo.entropy_floor", "imitation.held_out", "iql.expectile", "iql.target_rate")
 SHARES += ("thresholds.ratio_low", "thresholds.ratio_share", "thresholds.entropy", "thresholds.decay")
 SHARES += ("thresholds.explained_variance", "governor.learned_share")
 SPECIAL = {
+    "address": "10.0.0.1:6379",
     **dict.fromkeys(SHARES, 0.25),
     "governor.collapsed_share": 0.95,
     "task": "digits",

@@ -46,6 +46,7 @@ from simic.training.grow_task import Grown, grow
 from simic.training.loop import train as run_loop
 from simic.training.progress import say
 from simic.training.result import OnUpdate, StopTraining, TrainingResult, to_dataframe
+from simic.workers.placement import Backend, Placement
 from simic.workers.threads import single_thread
 
 __all__ = [
@@ -169,7 +170,10 @@ def evaluate(
     sample: bool = False,
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
-    workers: int = 0,
+    workers: int | None = None,
+    backend: Backend = "local",
+    address: str | None = None,
+    gpus_per_worker: float = 0.0,
     quiet: bool = True,
 ) -> Comparison:
     """Compare controllers on the same fresh hosts, on test data.
@@ -180,7 +184,8 @@ def evaluate(
     FAMILY[:SPLIT]. `rng_seeds` are the hosts of every task: a number, or the seeds themselves. For the other settings
     see `EvaluationConfig`.
 
-    The results do not depend on the number of workers. With `out`, results.json, episodes.csv, timing.json and a
+    Hosts are trained in this process, in `workers` processes, or with `backend="ray"` on a cluster, see `Placement`;
+    the results do not depend on it. With `out`, results.json, episodes.csv, timing.json and a
     report are written there, and an interrupted evaluation continues from what it finds.
     """
     words, objects = _candidates(controllers)
@@ -197,20 +202,30 @@ def evaluate(
         sample=sample,
         data_dir=None if data_dir is None else os.fspath(data_dir),
     )
-    return run_comparison(config, out=out, workers=workers, quiet=quiet)
+    placement = Placement(
+        workers=0 if workers is None and backend == "local" else workers,
+        backend=backend,
+        address=address,
+        gpus_per_worker=gpus_per_worker,
+    )
+    return run_comparison(config, out=out, placement=placement, quiet=quiet)
 
 
 def run_comparison(
-    config: EvaluationConfig, *, out: str | os.PathLike[str] | None = None, workers: int = 0, quiet: bool = True
+    config: EvaluationConfig,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    placement: Placement | None = None,
+    quiet: bool = True,
 ) -> Comparison:
-    """`evaluate` for settings that are checked already."""
-    if workers:
+    """`evaluate` for settings that are checked already; by default in this process."""
+    if placement is not None and placement.workers != 0:
         _check_sendable(config.objects)
     run = ComparisonRun(config, None if out is None else Path(out) / "parts", quiet=quiet)
     for reading in config.lineup.readings:
         run.progress.print(reading)
     with preserved_rng():
-        comparison = Comparison(run.run(workers))
+        comparison = Comparison(run.run(placement))
     print_tables(comparison.results, run.progress.console)
     for note in comparison.results["notes"]:
         run.progress.print(note)

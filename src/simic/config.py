@@ -24,6 +24,7 @@ from simic.storage.json_files import check_values, parse_json, read_text
 from simic.tasks.registry import FAMILIES, TASKS, check_name
 from simic.telemetry.anomalies import Thresholds
 from simic.telemetry.events import Level
+from simic.workers.placement import Backend, Placement
 
 Algorithm = Literal["ppo", "imitation", "iql"]
 Device = Literal["cpu", "cuda", "mps", "xpu"]
@@ -55,8 +56,16 @@ class RunConfig:
     only with twins."""
     num_tasks: int = 0
     """Number of tasks that groups cycle through; 0 draws a new task for every group."""
-    workers: int = 2
-    """Processes that train hosts; 0 uses the main process. The result is the same."""
+    workers: int | None = None
+    """Processes that train hosts: by default 2, or with --address one per CPU of the cluster; 0 uses the main process.
+    The result is the same."""
+    backend: Backend = "local"
+    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
+    address: str | None = None
+    """The Ray cluster for backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray is
+    started on this machine."""
+    gpus_per_worker: float = 0.0
+    """GPUs, or the share of one, that backend ray reserves for each worker."""
     device: Device = "cpu"
     """Device of the policy network and of the hosts it learns from; the comparison after training uses the CPU. With
     several devices of a kind, each worker uses one."""
@@ -97,7 +106,8 @@ class RunConfig:
         for name in ("updates", "num_groups", "group_size", "checkpoint_every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("workers", "rng_seed", "num_tasks", "compare"):
+        _ = self.placement  # checks its own settings
+        for name in ("rng_seed", "num_tasks", "compare"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.reward.gamma != RewardConfig.gamma:  # ppo.gamma is the setting, see discounted_reward
@@ -114,6 +124,12 @@ class RunConfig:
                 f"ppo.anneal_updates ({anneal}) is less than updates ({self.updates}): the learning rate would be 0 "
                 "from there on; raise it, or set it to null to follow updates"
             )
+
+    @property
+    def placement(self) -> Placement:
+        """Where hosts are trained."""
+        names = ("workers", "backend", "address", "gpus_per_worker")
+        return Placement(**{name: getattr(self, name) for name in names})
 
     @property
     def annealed_ppo(self) -> PPOConfig:
@@ -188,7 +204,10 @@ PRESETS: dict[str, Preset] = {
 }
 DEFAULT_PRESET = "quick"
 
-RESUMABLE = ("updates", "ppo.anneal_updates", "workers", "checkpoint_every", "keep", "compare", "plugins")
+RESUMABLE = (
+    *("updates", "ppo.anneal_updates", "checkpoint_every", "keep", "compare", "plugins"),
+    *("workers", "backend", "address", "gpus_per_worker"),
+)
 """Settings that may change when a run is resumed. Schedules then follow the new number of updates: each update has the
 learning rate that it would have in a run of that length. Other results do not depend on these settings."""
 

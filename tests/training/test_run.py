@@ -452,7 +452,7 @@ def test_what_does_not_change_results_may_differ_when_resuming(tmp_path, tiny_ta
     directory = RunDirectory(tmp_path).create()
     build.write_config(tiny_run.make_config(), directory)
     others: dict[str, Any] = {"updates": 1, "workers": 0, "checkpoint_every": 5, "keep": 9, "compare": 7}
-    assert {*others, "ppo.anneal_updates", "plugins"} == set(RESUMABLE)
+    assert {*others, "ppo.anneal_updates", "plugins", "backend", "address", "gpus_per_worker"} == set(RESUMABLE)
     others["ppo"] = {"anneal_updates": 3}
     assert tiny_run.play_run(tmp_path, resume=True, **others)[0] == 0
 
@@ -751,7 +751,7 @@ def test_other_errors_are_not_hidden_and_let_go_of_everything(tmp_path, tiny_tas
 
 def test_a_worker_that_died_is_told_once(tmp_path, tiny_task):
     def plant(run: Run) -> None:
-        before_update(run, 1, lambda: run.pool.faults.append(Fault(pid=321, exit_code=-9, job=1)))
+        before_update(run, 1, lambda: run.pool.faults.append(Fault(pid=321, error="exit code -9", job=1)))
 
     tiny_run.play_run(tmp_path, plant, updates=3)
     (fault,) = tiny_run.told(tmp_path, WorkerFault)

@@ -15,13 +15,21 @@ from simic.training.used_settings import names_player, reads, used_settings
 
 OTHER = {
     **{"task": "digits", "data-dir": "x", "rng-seed": "7", "updates": "3", "num-groups": "3", "group-size": "5"},
-    **{"workers": "1", "device": "cuda", "level": "debug", "record": "", "tensorboard": "", "wandb": ""},
+    **{
+        "workers": "1",
+        "backend": "ray",
+        "device": "cuda",
+        "level": "debug",
+        "record": "",
+        "tensorboard": "",
+        "wandb": "",
+    },
     **{"checkpoint-every": "9", "horizon": "9", "incubation": "shadow", "reward": "sparse", "gamma": "0.5"},
     **{"learning-rate": "0.1", "entropy-coefficient": "0.3"},
 }
 """A value of flags that is not the quick preset's; algorithm, episodes and compare make the cases."""
 PLAYS = {"task", "data-dir", "updates", "num-groups", "group-size", "workers", "record", "horizon", "incubation"}
-PLAYS |= {"reward"}
+PLAYS |= {"reward", "backend"}
 REFUSED = {
     "ppo": set(),
     "imitation": set(),
@@ -52,7 +60,9 @@ def given(flag: str) -> list[str]:
 
 
 def test_the_table_has_every_common_flag():
-    assert {*COMMON, *SHORT} - {f"--{flag}" for flag in OTHER} == {"--algorithm", "--episodes", "--compare"}
+    assert {*COMMON, *SHORT} - {f"--{flag}" for flag in OTHER} == {
+        *("--algorithm", "--episodes", "--compare", "--address")
+    }
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -65,6 +75,13 @@ def test_a_flag_changes_what_is_read_or_is_refused(chosen, case, flag):
         return
     changed = differences(to_dict(before), to_dict(resolve(*chosen[case], *given(flag))))
     assert any(reads(before, name) for name, _, _ in changed)
+
+
+@pytest.mark.parametrize("flags", [["--address", "auto"], ["--gpus-per-worker", "0.5"]])
+def test_what_only_ray_reads_is_refused_without_it(flags):
+    with pytest.raises(ValueError, match=f"^flags: {flags[0]} is for backend ray: choose that, or leave it out"):
+        resolve(*flags)
+    assert reads(resolve("--backend", "ray", *flags), flags[0][2:].replace("-", "_"))
 
 
 def test_every_setting_of_another_algorithm_is_refused(chosen):

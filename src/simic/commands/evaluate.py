@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from simic.commands.flags import PLUGIN, ConfigFlags
+from simic.commands.placing import placement_of
 from simic.evaluation.config import EvaluationConfig
 from simic.storage.run_directory import new_directory
 from simic.tasks.registry import check_data
 from simic.training.preflight import check_output_directory
+from simic.workers.placement import Backend
 
 EVALUATIONS = Path("evaluations")
 
@@ -31,15 +33,22 @@ class EvaluateCommand:
     out: Path | None = None
     """Directory of the results, where an interrupted evaluation continues; by default a new one in evaluations/, named
     after the time."""
-    workers: int = 2
-    """Processes that train hosts; 0 uses the main process. The result is the same."""
+    workers: int | None = None
+    """Processes that train hosts: by default 2, or with --address one per CPU of the cluster; 0 uses the main process.
+    The result is the same."""
+    backend: Backend = "local"
+    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
+    address: str | None = None
+    """The Ray cluster for --backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray
+    is started on this machine."""
+    gpus_per_worker: float = 0.0
+    """GPUs, or the share of one, that --backend ray reserves for each worker."""
     quiet: bool = False
     """Print nothing."""
 
     def run(self) -> int:
         """Check what needs no torch, then compare."""
-        if self.workers < 0:
-            raise ValueError(f"--workers must not be negative, got {self.workers}")
+        placement = placement_of(self)
         rng_seeds = tuple(range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds))
         config = EvaluationConfig(rng_seeds=rng_seeds, **self.settings)
         check_data((task.name for task in config.named_tasks), config.data_dir)
@@ -47,5 +56,5 @@ class EvaluateCommand:
         from simic import api
 
         with nullcontext(self.out) if self.out is not None else new_directory(EVALUATIONS) as out:
-            api.run_comparison(config, out=out, workers=self.workers, quiet=self.quiet)
+            api.run_comparison(config, out=out, placement=placement, quiet=self.quiet)
         return 0

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from simic.commands.flags import PLUGIN
+from simic.commands.placing import placement_of
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.parsing import parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.tasks.registry import check_data
 from simic.training.preflight import check_output_file
+from simic.workers.placement import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +41,30 @@ class PlanCommand:
     """Module to import that registers tasks, rewards, controllers and so on; may be repeated."""
     out: Path | None = None
     """File of the result; by default plan.json or scale.json."""
-    workers: int = 2
-    """Processes that train hosts; 0 uses the main process. The result is the same."""
+    workers: int | None = None
+    """Processes that train hosts: by default 2, or with --address one per CPU of the cluster; 0 uses the main process.
+    The result is the same."""
+    backend: Backend = "local"
+    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
+    address: str | None = None
+    """The Ray cluster for --backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray
+    is started on this machine."""
+    gpus_per_worker: float = 0.0
+    """GPUs, or the share of one, that --backend ray reserves for each worker."""
     quiet: bool = False
     """Print nothing."""
 
     def run(self) -> int:
         """Check what needs no torch, then search."""
-        for name in ("workers", "rng_seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if self.rng_seed < 0:
+            raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")
+        placement = placement_of(self)
         check_data((task.name for task in parse_tasks(self.tasks, 1)), self.data_dir)
         out = self.out or Path(f"{self.kind}.json")
         check_output_file(out)
         from simic.evaluation.plan_search import GRIDS, search
 
-        settings = {name: value for name, value in asdict(self).items() if name not in ("kind", "plugins", "out")}
-        search(GRIDS[self.kind](), **settings).save(out)
+        elsewhere = ("kind", "plugins", "out", "workers", "backend", "address", "gpus_per_worker")
+        settings = {name: value for name, value in asdict(self).items() if name not in elsewhere}
+        search(GRIDS[self.kind](), placement=placement, **settings).save(out)
         return 0

@@ -34,6 +34,7 @@ SHORT = {
 }
 COMMON = (
     *("--task", "--algorithm", "--episodes", "--rng-seed", "--updates", "--num-groups", "--group-size", "--workers"),
+    *("--backend", "--address"),
     *("--device", "--record", "--compare", *SHORT),
 )
 OF_ALGORITHM = ("learning_rate", "entropy_coefficient")
@@ -123,7 +124,7 @@ class TrainCommand:
         if config.compare or len(configs) > 1:
             controllers = [f"{label or 'trained'}={path / label}" for label in configs]
             api.run_comparison(
-                comparison(config, controllers), out=path / "comparison", workers=config.workers, quiet=self.quiet
+                comparison(config, controllers), out=path / "comparison", placement=config.placement, quiet=self.quiet
             )
         return 0
 
@@ -154,7 +155,7 @@ class TrainCommand:
         usual = flatten(to_tables(base))
         chosen = [name for name, value in settings.items() if name not in usual or value != usual[name]]
         if self.fast_dev_run:
-            settings |= FAST
+            settings |= FAST | ({"workers": 1} if self.settings.get("backend") == "ray" else {})
             sources.append("--fast-dev-run")
         given = self._given(self.settings.get("algorithm") or settings.get("algorithm", base.algorithm))
         if given:

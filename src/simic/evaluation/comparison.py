@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from simic.evaluation.parsing import Candidate, NamedTask, describe_groups
 from simic.evaluation.statistics import summarize
 from simic.plugins import plugin_files
 from simic.rewards.score import RENT_WEIGHT
-from simic.tasks.registry import FAMILIES, TASKS
+from simic.tasks.registry import FAMILIES, TASKS, check_data
 from simic.training.episodes import PolicyWeights
 from simic.training.progress import Progress
 from simic.workers.build import make_pool
+from simic.workers.placement import Placement
 from simic.workers.protocol import Pool
 from simic.workers.threads import single_thread
 
@@ -65,11 +66,13 @@ class ComparisonRun:
         self._digests = {own.label: _digest(own, self.inputs[own.label]) for own in config.candidates}
         self.parts = ResultCache(directory)
         self.progress = Progress(quiet=quiet)
-        self._done = 0
+        self._done, self._pool_status = 0, ""
 
-    def run(self, workers: int) -> dict[str, Any]:
+    def run(self, placement: Placement | None = None) -> dict[str, Any]:
         """Play the units that are not cached and return the content of results.json."""
-        pool = make_pool(_timed_unit, workers=workers)
+        names = sorted({task.name for task in self.config.named_tasks})
+        check = partial(check_data, names, self.config.data_dir)
+        pool = make_pool(_timed_unit, placement, check=check)
         try:
             with single_thread(), self.progress:
                 for derived in (False, True):  # ablations need the episodes of their learned controller
@@ -96,6 +99,7 @@ class ComparisonRun:
         units = [Unit(task, own.kind, self._inputs(own, task)) for own, task in pending]
         for index, part in pool.stream(self.settings, units):
             own, task = pending[index]
+            self._pool_status = str(pool.status())
             self.parts.put(self._key(own, task), part)
             self._show(own, task, part)
 
@@ -104,7 +108,7 @@ class ComparisonRun:
         self._done += 1
         total = len(self.config.candidates) * len(self.config.named_tasks)
         self.progress.describe(candidate.label)
-        self.progress.bar(self._done, total)
+        self.progress.bar(self._done, total, self._pool_status)
         if part is not None and not self.progress.has_bar:
             scores = [episode["score"] for episode in part["episodes"]]
             figure = f"{MAIN_FIGURE} {sum(scores) / len(scores):.2f}" if scores else part["note"]

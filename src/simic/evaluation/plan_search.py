@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -25,9 +26,11 @@ from simic.evaluation.parsing import NamedTask, parse_tasks
 from simic.evaluation.scale import Scale
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.rewards.score import RENT_WEIGHT, doublings
+from simic.tasks.registry import check_data
 from simic.tasks.task import Task
 from simic.training.progress import PatientConsole
 from simic.workers.build import make_pool
+from simic.workers.placement import Placement
 
 KEEP = 1 / 3
 """Share of the options that a rung keeps."""
@@ -88,7 +91,7 @@ def search(
     seeds_per_slot: int = LifecycleConfig.seeds_per_slot,
     rng_seed: int = 0,
     data_dir: str | None = None,
-    workers: int = 0,
+    placement: Placement | None = None,
     quiet: bool = True,
 ) -> Option:
     """The best of plans or scales, such as those of GRIDS."""
@@ -100,7 +103,9 @@ def search(
         raise ValueError(f"--budget must be at least {least} for {len(alive)} {kind} in {rungs} rungs, got {budget}")
     scores: dict[Option, list[float]] = {option: [] for option in alive}
     common = (EpisodeConfig(horizon=horizon), LifecycleConfig(incubation=incubation, seeds_per_slot=seeds_per_slot))
-    console, pool = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet), make_pool(play_trial, workers=workers)
+    console = PatientConsole(soft_wrap=True, highlight=False, quiet=quiet)
+    check = partial(check_data, sorted({name.name for name in names}), data_dir)
+    pool = make_pool(play_trial, placement, check=check)
     try:
         for rung in range(rungs):
             hosts = max(MIN_HOSTS, STACK // len(alive))

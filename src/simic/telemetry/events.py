@@ -175,6 +175,8 @@ class RunStarted(ProcessEvent, kind="run_started", level="minimal"):
     git_commit: str | None = None
     resumed_from: str | None = None
     data_hashes: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Versions and kind of every other machine that trains hosts, by its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +201,14 @@ class CheckpointSaved(ProcessEvent, kind="checkpoint", level="minimal"):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFault(ProcessEvent, kind="worker_fault", level="minimal"):
-    """A worker process died or failed; its group of environments is run again."""
+    """A worker died, and its group of environments is run again; or a node that joined cannot be used."""
 
     worker: int
+    """Its process id; -1 if a node was refused."""
     group: int
     error: str
+    node: str = ""
+    """The machine; empty for the one of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

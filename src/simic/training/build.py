@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from simic.storage.checkpoint import (
 )
 from simic.storage.files import sweep_temporary, write_file
 from simic.storage.run_directory import RunDirectory
-from simic.tasks.registry import find_task
+from simic.tasks.registry import check_data, find_task
 from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
@@ -48,6 +49,7 @@ from simic.training.result import OnUpdate
 from simic.training.run import Run
 from simic.training.used_settings import trains_hosts
 from simic.workers.build import make_pool
+from simic.workers.protocol import Check
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
@@ -75,7 +77,7 @@ def build_run(
         directory=directory,
         agent=agent,
         setup=make_setup(config),
-        pool=make_pool(play_group, workers=config.workers),
+        pool=make_pool(play_group, config.placement, check=data_check(config)),
         started=manifest(config, checkpoint),
         profiler=UpdateProfiler(profile, first, config.updates),
         recorder=make_recorder(config, directory, first),
@@ -99,8 +101,15 @@ def build_run(
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
-    if directory is not None:
-        write_config(config, directory)  # last: a run that cannot be built leaves no settings behind
+    try:
+        run.started = replace(run.started, nodes=dict(run.pool.start()))
+        if warning := run.pool.warning():
+            say(warning)
+        if directory is not None:
+            write_config(config, directory)  # last: a run that cannot be built leaves no settings behind
+    except BaseException:
+        run.pool.close()
+        raise
     return run
 
 
@@ -146,6 +155,11 @@ def make_setup(config: RunConfig) -> GroupSetup:
     """The settings that all groups of hosts share."""
     names = ("task", "data_dir", "group_size", "twins", "episode", "lifecycle", "governor", "hosts", "device")
     return GroupSetup(reward=config.discounted_reward, **{name: getattr(config, name) for name in names})
+
+
+def data_check(config: RunConfig) -> Check:
+    """What every machine must have before it trains hosts."""
+    return partial(check_data, [config.task], config.data_dir)
 
 
 def make_recorder(config: RunConfig, directory: RunDirectory | None, first_update: int = 0) -> Recorder:

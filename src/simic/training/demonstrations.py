@@ -29,7 +29,7 @@ from simic.ppo.rollout import Rollout
 from simic.storage.checkpoint import save_checkpoint
 from simic.storage.run_directory import RunDirectory, RunExistsError
 from simic.telemetry.events import RunFinished, Update
-from simic.training.build import make_agent, make_recorder, make_setup, manifest, start_from, write_config
+from simic.training.build import data_check, make_agent, make_recorder, make_setup, manifest, start_from, write_config
 from simic.training.episode_files import load_episodes, save_episodes
 from simic.training.episodes import GroupJob, GroupSetup, group_jobs, learner_arrays, make_trainings, to_rollout
 from simic.training.profiler import profiled_steps
@@ -163,7 +163,7 @@ def _fresh(
 ) -> Sequence[Rollout]:
     """Episodes played now: as many as PPO would collect."""
     make_controller(player)  # an unusable controller is refused here, before workers start
-    pool, setup, rollouts = make_pool(play_fresh, workers=config.workers), make_setup(config), []
+    pool, setup, rollouts = make_pool(play_fresh, config.placement, check=data_check(config)), make_setup(config), []
     try:
         for update in range(config.updates):
             jobs = group_jobs(config.rng_seed, update, config.num_groups, config.num_tasks)

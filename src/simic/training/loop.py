@@ -5,11 +5,15 @@ from __future__ import annotations
 from simic.ppo.agent import DivergedError
 from simic.training.result import StopTraining, TrainingResult
 from simic.training.run import Run, check_finite
+from simic.workers.protocol import WorkerError
 from simic.workers.signals import Stopped
 
 
 def train(run: Run) -> TrainingResult:
-    """Train until the number of updates is reached, a signal or the callback stops the run, or the policy diverges."""
+    """Train until the number of updates is reached, a signal or the callback stops the run, or the policy diverges.
+
+    Where jobs fail, or workers die too often, the last whole update is saved and the error raised.
+    """
     with run.open():
         try:
             with run.signals.watched():
@@ -39,3 +43,6 @@ def train(run: Run) -> TrainingResult:
             return run.finish("stopped", reason=str(stop), exit_code=getattr(stop, "exit_code", 0))
         except DivergedError as error:
             return run.finish("diverged", reason=str(error), exit_code=3)
+        except WorkerError as error:
+            run.finish("failed", reason=str(error), exit_code=4 if isinstance(error, OSError) else 1)
+            raise

@@ -18,6 +18,7 @@ from simic.registry import nearest_entry
 from simic.storage.files import check_regular, output_error
 from simic.tasks.registry import check_data
 from simic.training.used_settings import find_episode_files, trains_hosts
+from simic.workers.placement import check_backend
 
 
 def check_run(config: RunConfig) -> None:
@@ -28,6 +29,7 @@ def check_run(config: RunConfig) -> None:
     for package in ("tensorboard", "wandb"):
         if getattr(config, package) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{package}: {package} is not installed: pip install 'simic-rl[{package}]'")
+    check_backend(config.backend)
     check_episodes(config.episodes)
     if trains_hosts(config) or config.data_dir is not None:
         check_data([config.task], config.data_dir)

@@ -89,6 +89,7 @@ def show_update(
     metrics: Mapping[str, float],
     decisions_per_second: float,
     anomalies: Sequence[Anomaly],
+    workers: str = "",
 ) -> None:
     """Show the main metrics of an update that is done, and its anomalies."""
     figures = (
@@ -101,7 +102,8 @@ def show_update(
         for text in found:
             progress.print(f"update {update}: {text}")
     else:
-        progress.print("  ".join([f"update {update}/{updates}", figures, *(f"[{text}]" for text in found)]))
+        notes = [*filter(None, [workers]), *(f"[{text}]" for text in found)]
+        progress.print("  ".join([f"update {update}/{updates}", figures, *notes]))
 
 
 def describe(anomaly: Anomaly) -> str:

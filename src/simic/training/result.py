@@ -10,7 +10,7 @@ from typing import Any, Literal
 from simic.control.learned import LearnedController, network_of
 from simic.ppo.agent import PPOAgent
 
-Status = Literal["done", "stopped", "diverged"]
+Status = Literal["done", "stopped", "diverged", "failed"]
 OnUpdate = Callable[[int, Mapping[str, float]], bool | None]
 """Called after every update with the number of updates done and their metrics; True ends the run."""
 

@@ -104,7 +104,7 @@ class Run:
         common = (self.setup, PolicyWeights.of(self.agent.plain))
         for done, (job, result) in enumerate(self.pool.stream(common, jobs), 1):
             played[job] = result
-            self.progress.describe(f"rollout {done}/{len(jobs)}")
+            self.progress.describe(" ".join(filter(None, [f"rollout {done}/{len(jobs)}", str(self.pool.status())])))
         groups, twins = played[: self.num_groups], played[self.num_groups :]
         gamma = self.setup.reward.gamma
         return [against_twins(own, twin, gamma) for own, twin in zip(groups, twins, strict=True)] if twins else groups
@@ -141,8 +141,8 @@ class Run:
             self.recorder.record(anomaly)
         for fault in self.pool.faults:
             group = fault.job % self.num_groups if fault.job >= 0 else fault.job
-            error = f"exit code {fault.exit_code}"
-            self.recorder.record(WorkerFault(update=self.update, worker=fault.pid, group=group, error=error))
+            about = {"worker": fault.pid, "group": group, "error": fault.error, "node": fault.node}
+            self.recorder.record(WorkerFault(update=self.update, **about))
         self.pool.faults.clear()
         self.recorder.end_update()
 
@@ -165,7 +165,7 @@ class Run:
         """Show the main metrics of the last update."""
         metrics = self.history[-1]
         speed = metrics["decisions"] / max(sum(self._seconds.values()), 1e-9)
-        show_update(self.progress, self.update, self.updates, metrics, speed, anomalies)
+        show_update(self.progress, self.update, self.updates, metrics, speed, anomalies, str(self.pool.status()))
 
     def call_back(self) -> None:
         """Call `on_update`, which may end the run."""

@@ -21,12 +21,14 @@ EPISODES_FORMAT = "simic-episodes"
 PPO_ONLY = ("twins", "thresholds", "ppo")
 SHARED = ("gamma", "adam_epsilon", "critic_weight_decay", "normalize_values", "scale_rewards")
 """PPO's settings that imitation and IQL read too: those of the optimizer and of the scales of rewards and values."""
+RAY_ONLY = ("address", "gpus_per_worker")
+PLACING = ("workers", "backend", *RAY_ONLY)
 PLAYING = (
-    *("task", "data_dir", "workers", "episode", "lifecycle"),
+    *("task", "data_dir", *PLACING, "episode", "lifecycle"),
     *("updates", "num_groups", "group_size", "num_tasks", "record", "reward", "governor", "hosts"),
 )
 """Read only while episodes are played, or by the comparison after training."""
-COMPARING = ("task", "data_dir", "workers", "episode.horizon", "lifecycle.incubation")
+COMPARING = ("task", "data_dir", *PLACING, "episode.horizon", "lifecycle.incubation")
 """Read by the comparison after training."""
 MAX_HEADER = 16 * 2**20
 
@@ -34,6 +36,8 @@ MAX_HEADER = 16 * 2**20
 def reads(config: RunConfig, name: str) -> bool:
     """Whether a run with these settings reads the setting of this dotted name."""
     section, _, rest = name.partition(".")
+    if name in RAY_ONLY and config.backend != "ray":
+        return False
     if config.algorithm != "ppo" and section in PPO_ONLY:
         return section == "ppo" and rest in SHARED
     if section in ("imitation", "iql"):
@@ -60,6 +64,8 @@ def used_settings(config: RunConfig) -> dict[str, Any]:
 
 def refuse_ignored(config: RunConfig, chosen: Mapping[str, str], where: str) -> None:
     """Raise if chosen settings, by what the user called them, would be ignored."""
+    if config.backend != "ray" and (unused := [shown for shown, name in chosen.items() if name in RAY_ONLY]):
+        raise ValueError(f"{where}: {', '.join(unused)} is for backend ray: choose that, or leave it out")
     ignored = [shown for shown, name in chosen.items() if not reads(config, name)]
     if ignored:
         recorded = "" if plays(config) else " from recorded episodes"

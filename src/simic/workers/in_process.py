@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simic.workers.protocol import Fault, JobFunction, Pool
+from simic.workers.protocol import Fault, JobFunction, Pool, PoolStatus
 
 
 class InProcessPool(Pool):
@@ -18,6 +18,10 @@ class InProcessPool(Pool):
         """Yield (index of the job, result) in the order of the jobs."""
         for index, job in enumerate(jobs):
             yield index, self.function(common, job)
+
+    def status(self) -> PoolStatus:
+        """No workers, nothing in flight."""
+        return PoolStatus()
 
     def close(self) -> None:
         """Nothing to release."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from simic.plugins import load_plugins, loaded_plugins
 from simic.workers.devices import set_worker_number
-from simic.workers.protocol import Fault, JobFunction, JobRefusedError, Pool, WorkerError, WorkersDiedError
+from simic.workers.protocol import Fault, JobFunction, JobRefusedError, Pool, PoolStatus, WorkerError, WorkersDiedError
 from simic.workers.signals import SIGNALS, signals_deferred
 
 MAX_DEATHS = 10
@@ -44,7 +44,7 @@ class LocalProcessPool(Pool):
     def __init__(self, function: JobFunction, workers: int) -> None:
         self.function, self.num_workers, self.faults = function, workers, list[Fault]()
         self._workers: list[_Worker] = []
-        self._version = 0
+        self._version = self._lost = 0
 
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (index of the job, result) in the order of completion."""
@@ -68,6 +68,7 @@ class LocalProcessPool(Pool):
                         deaths += 1
                         if worker.job is not None:
                             waiting.append(worker.job)
+                            self._lost += 1
                         self._replace(worker, deaths)
                     else:
                         unfinished -= 1
@@ -76,6 +77,11 @@ class LocalProcessPool(Pool):
             # An error, or a caller that stopped iterating: workers would answer the next call with results of this one.
             if unfinished and version == self._version:
                 self.close()
+
+    def status(self) -> PoolStatus:
+        """Living workers and the jobs that they have."""
+        busy = sum(worker.job is not None for worker in self._workers)
+        return PoolStatus(len(self._workers), in_flight=busy, lost=self._lost)
 
     def close(self) -> None:
         """Kill all workers and drop unfinished jobs."""
@@ -131,7 +137,8 @@ class LocalProcessPool(Pool):
         worker.connection.close()
         self._workers.remove(worker)
         exit_code = worker.process.exitcode
-        self.faults.append(Fault(worker.process.pid or -1, exit_code, -1 if worker.job is None else worker.job))
+        job = -1 if worker.job is None else worker.job
+        self.faults.append(Fault(worker.process.pid or -1, f"exit code {exit_code}", job))
         if deaths >= MAX_DEATHS:
             raise WorkersDiedError(
                 f"{deaths} workers died, the last one with exit code {exit_code}: there may be too little memory; "

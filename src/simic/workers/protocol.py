@@ -6,12 +6,14 @@ order of jobs or how often a worker died. A new backend is a class with these me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 JobFunction = Callable[[Any, Any], Any]
 """`function(common, job) -> result`. Workers import it by name, so it must be defined in a module."""
+Check = Callable[[], None]
+"""Raises on a machine that cannot run the jobs, because data are missing for example; picklable."""
 
 
 class WorkerError(RuntimeError):
@@ -31,8 +33,30 @@ class Fault:
     """A worker that died, and the job it was running; -1 if it was idle."""
 
     pid: int
-    exit_code: int | None
+    error: str
+    """How it died, such as its exit code."""
     job: int
+    node: str = ""
+    """The machine it ran on; empty for this one."""
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """What a pool is doing now."""
+
+    workers: int = 0
+    nodes: int = 1
+    in_flight: int = 0
+    """Jobs that workers have."""
+    lost: int = 0
+    """Jobs that were run again because their worker died, since the pool was made."""
+
+    def __str__(self) -> str:
+        """For progress displays; empty while everything is on this machine and in order."""
+        parts = [f"{self.workers} workers on {self.nodes} nodes"] if self.nodes > 1 else []
+        if parts:
+            parts.append(f"{self.in_flight} jobs in flight")
+        return ", ".join([*parts, *([f"{self.lost} jobs lost and run again"] if self.lost else [])])
 
 
 class Pool(Protocol):
@@ -41,8 +65,23 @@ class Pool(Protocol):
     faults: list[Fault]
     """Workers that died since the list was last cleared. Their jobs were run again."""
 
+    def start(self) -> dict[str, Mapping[str, Any]]:
+        """Start workers on other machines, if there are any, and check those; returns their facts by name.
+
+        The first `stream` does this too. Called beforehand, it reports what is missing before any work is done.
+        """
+        return {}
+
+    def warning(self) -> str | None:
+        """What a user should know about the machines that were checked."""
+        return None
+
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (index of the job, result) in the order of completion."""
+        ...
+
+    def status(self) -> PoolStatus:
+        """What the pool is doing now."""
         ...
 
     def close(self) -> None:

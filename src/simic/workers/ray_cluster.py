@@ -1,0 +1,197 @@
+"""The connection to Ray: to a cluster that is running, or to one on this machine that simic starts and ends.
+
+A cluster that simic starts listens on the loopback interface only, requires a token that no other process knows, and
+has no dashboard.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from simic.workers import node_probe
+from simic.workers.placement import Placement
+from simic.workers.signals import Stopped, signals_deferred
+
+LOOPBACK = "127.0.0.1"
+STORE_BYTES = 256 * 2**20
+"""Object store of a local Ray; an update moves some megabytes."""
+PROBE_SECONDS = 120.0
+LOCAL_SETTINGS = {
+    # Without this Ray would replace the loopback address by one that other machines reach.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+}
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; the old one warns
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+
+
+class ClusterError(OSError):
+    """A cluster that cannot be used: it is not there, or a node lacks something."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living machine of the cluster."""
+
+    id: str
+    name: str
+    """Its address; on a machine with several simulated nodes also the start of the id."""
+    cpus: int
+    gpus: float
+
+
+class RayConnection:
+    """Connects when it is made. A connection that the program already had is used, and left as it was."""
+
+    def __init__(self, placement: Placement, workers: int | None) -> None:
+        os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+        if placement.address is None and "ray" not in sys.modules:
+            for name, value in (LOCAL_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}).items():
+                os.environ.setdefault(name, value)
+        ray = ray_module()
+
+        self.is_ours = not ray.is_initialized()
+        if self.is_ours:
+            with _readable_errors(placement.address), _signals_kept():
+                ray.init(**_arguments(placement, workers), log_to_driver=False, logging_level="ERROR")
+        self.address: str = ray.get_runtime_context().gcs_address
+        if self.is_ours and placement.address is None and not self.address.startswith(f"{LOOPBACK}:"):
+            ray.shutdown()
+            raise ClusterError(
+                "Ray was imported before simic could restrict it to the loopback interface: start the cluster with "
+                "`ray start --head` and give its address, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before the import"
+            )
+
+    def nodes(self) -> list[Node]:
+        """The living nodes that have a CPU."""
+        ray = ray_module()
+
+        alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        hosts = [node["NodeManagerAddress"] for node in alive]
+        return [
+            Node(
+                id=node["NodeID"],
+                name=host if hosts.count(host) == 1 else f"{host}/{node['NodeID'][:6]}",
+                cpus=int(node["Resources"]["CPU"]),
+                gpus=node["Resources"].get("GPU", 0.0),
+            )
+            for node, host in zip(alive, hosts, strict=True)
+        ]
+
+    def start_probe(self, node: Node) -> Any:
+        """Ask a node for its facts; returns the reference of the answer."""
+        ray = ray_module()
+
+        ray.cloudpickle.register_pickle_by_value(node_probe)  # the node may have no simic, or another one
+        try:
+            ask = ray.remote(num_cpus=0, max_retries=0)(node_probe.probe)
+            return ask.options(scheduling_strategy=only_on(node)).remote()
+        finally:
+            ray.cloudpickle.unregister_pickle_by_value(node_probe)
+
+    def probe_all(self) -> dict[str, Mapping[str, Any]]:
+        """The facts of every node, by name."""
+        ray = ray_module()
+
+        nodes = self.nodes()
+        asked = {node.name: self.start_probe(node) for node in nodes}
+        facts: dict[str, Mapping[str, Any]] = {}
+        for node in nodes:
+            try:
+                answer = ray.get(asked[node.name], timeout=PROBE_SECONDS)
+            except ray.exceptions.RayError as error:
+                raise ClusterError(
+                    f"node {node.name} does not answer ({_first_line(error)}): look at its Ray"
+                ) from None
+            facts[node.name] = answer | {"cpus": node.cpus, "gpus": node.gpus}
+        return facts
+
+    def head_answers(self, seconds: float) -> bool:
+        """Whether the head node accepts a connection within some seconds."""
+        host, _, port = self.address.rpartition(":")
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+                return True
+            except OSError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        """Disconnect; a cluster on this machine that simic started ends with it."""
+        ray = ray_module()
+
+        if self.is_ours and ray.is_initialized():
+            # In a thread, because it waits for ever for a head node that is gone.
+            closing = threading.Thread(target=ray.shutdown, daemon=True)
+            closing.start()
+            closing.join(20.0)
+
+
+def ray_module() -> Any:
+    """Ray, imported on use; untyped, because it is an optional package."""
+    ray = importlib.import_module("ray")
+    importlib.import_module("ray.util.scheduling_strategies")
+    return ray
+
+
+def only_on(node: Node) -> Any:
+    """The scheduling strategy of what must run on one node."""
+    return ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+
+
+def _arguments(placement: Placement, workers: int | None) -> dict[str, Any]:
+    """Of `ray.init`."""
+    if placement.address is not None:
+        return {"address": placement.address}
+    count = workers or 1
+    return {
+        "address": "local",
+        "num_cpus": count,
+        **({"num_gpus": count * placement.gpus_per_worker} if placement.gpus_per_worker else {}),
+        "include_dashboard": False,
+        "object_store_memory": STORE_BYTES,
+        "_node_ip_address": LOOPBACK,
+    }
+
+
+@contextmanager
+def _readable_errors(address: str | None) -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = "on this machine" if address is None else f"at {address}"
+        raise ClusterError(
+            f"cannot connect to Ray {where} ({_first_line(error)}): `ray status` must work in this shell, with the "
+            "cluster's RAY_AUTH_TOKEN; simic runs on a machine of the cluster"
+        ) from error
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep the signal handlers of this process: `ray.init` replaces that of SIGTERM."""
+    with signals_deferred():
+        try:
+            yield
+        except SystemExit:  # raised by Ray's own handler
+            raise Stopped(signal.SIGTERM) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
