@@ -116,4 +116,4 @@ class Command:
 
 def train(run: FaultRun, *flags: str) -> Command:
     """Start or resume a run with these flags."""
-    return Command(*run.arguments(), *flags, log=run.log)
+    return Command(*run.arguments(workers=None), *flags, log=run.log)
