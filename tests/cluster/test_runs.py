@@ -135,7 +135,8 @@ def test_doctor_lists_what_the_cluster_has(cluster, tmp_path):
     assert "2 nodes with room for 2 workers" in command.output
 
 
-def test_only_this_machine_and_only_with_the_token(run: FaultRun, tmp_path):
+def test_only_this_machine_and_only_with_the_token(tmp_path):
+    run = FaultRun(tmp_path / "run", {"updates": 1000})  # it lasts until the visitors have been there
     command = train(run, "--backend", "ray", "--workers", "1")
     command.wait_for_updates(run, 1)
     pids = {command.process.pid, *command.descendants()}
