@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,9 +69,10 @@ class Incident(NamedTuple):
 
 
 class StoryEntry(NamedTuple):
-    """Something that happened, as an event; `index` counts the entries of its file."""
+    """Something that happened, as an event; `number` counts the entries of its file."""
 
-    index: int
+    number: int
+    revision: int
     event: Event | Unknown
 
 
@@ -121,6 +122,8 @@ class RunState:
     )
     told: Counter[str] = field(default_factory=Counter)
     """Number of story entries so far, by file."""
+    first_told: dict[int, int] = field(default_factory=dict)
+    """Number of entries of events.jsonl before the first of each update."""
 
     # From events.jsonl.
     rows: dict[int, Row] = field(default_factory=dict)
@@ -224,8 +227,11 @@ def _tell(state: RunState, event: Event | Unknown) -> None:
     if isinstance(event, ProcessEvent):
         state.last_time = event.time if math.isnan(state.last_time) else max(state.last_time, event.time)
     if is_told(event):
-        state.story[file].append(StoryEntry(state.told[file], event))
-        state.told[file] += 1
+        number = state.told[file]
+        state.told[file] = number + 1
+        state.story[file].append(StoryEntry(number, state.revisions[file], event))
+        if file == EVENTS_FILE and isinstance(event, Event) and event.update not in state.first_told:
+            _put(state.first_told, event.update, number)
 
 
 # Learning.
@@ -331,11 +337,16 @@ def _add_timings(state: RunState, event: PhaseTimings) -> None:
     for phase, seconds in event.seconds.items():
         _count(state.seconds, phase, "other", seconds)
     state.recent.append(sum(event.seconds.values()))
-    for table, value in ((state.times, event.time), (state.times_revision, state.revisions[PROCESS_FILE] + 1)):
-        table.pop(event.update, None)  # a resumed run does updates again
-        table[event.update] = value  # pyright: ignore[reportArgumentType]
-        if len(table) > MAX_TIMES:
-            del table[next(iter(table))]
+    _put(state.times, event.update, event.time)
+    _put(state.times_revision, event.update, state.revisions[PROCESS_FILE] + 1)
+
+
+def _put(table: dict[int, Any], update: int, value: float) -> None:
+    """Set an entry and forget the oldest if there are too many."""
+    table.pop(update, None)  # a resumed run does updates again
+    table[update] = value
+    if len(table) > MAX_TIMES:
+        del table[next(iter(table))]
 
 
 def _count(counter: Counter, key: object, other: object, amount: float = 1) -> None:
