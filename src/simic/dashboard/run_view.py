@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from simic.dashboard.run_facts import describe_run, run_status
 from simic.dashboard.state import MAX_STORY, MAX_UPDATE, RunState, apply, is_told
 from simic.dashboard.story import story_entry
-from simic.dashboard.view_parts import growth, learning_row
+from simic.dashboard.view_parts import current_growth, growth, learning_row
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE, RunDirectory
 from simic.telemetry.events import FILES, EpisodeTrace, Event, RunStarted, Unknown
 from simic.telemetry.tail import Deferred, FileTail
@@ -158,7 +158,7 @@ class RunWatcher:
             "reset": reset,
             "now": describe_run(RunDirectory(self.path), state, self.damaged_lines),
             "learning": {"rows": [learning_row(row) for row in rows]},
-            "growth": growth(state.traces) if state.traces_revision > known.events else None,
+            "growth": current_growth(state) if state.growth_revision > known.events else None,
             "story": {"entries": self._new_entries(known), "total": sum(state.told.values())},
         }
 

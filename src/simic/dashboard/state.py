@@ -27,6 +27,7 @@ from simic.telemetry.events import (
     Event,
     GamingSuspicion,
     GovernorRollback,
+    GrowthDecision,
     LifecycleChange,
     PhaseTimings,
     Plateau,
@@ -50,6 +51,8 @@ MAX_NAMES = 200
 """Blueprints, reasons or metrics that are told apart."""
 MAX_TRACES = 256
 """Traced hosts of an update."""
+MAX_DECISIONS = 500
+"""Of a user's own training, with the slots after each."""
 MAX_TIMES = 20_000
 """Updates whose time is kept."""
 RECENT = 20
@@ -57,7 +60,7 @@ RECENT = 20
 FATES = ("germinated", "fossilized", "pruned")
 SPREADS = ("score", "gain", "growth")
 QUANTILES = (10, 50, 90)
-_NOT_TOLD = {DecisionMade, EpisodeTrace, PhaseTimings}
+_NOT_TOLD = {DecisionMade, EpisodeTrace, GrowthDecision, PhaseTimings}
 
 
 class Incident(NamedTuple):
@@ -136,7 +139,10 @@ class RunState:
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[EpisodeTrace, ...] = ()
     """Of the newest update that has any."""
-    traces_revision: int = 0
+    decisions: deque[GrowthDecision] = field(default_factory=lambda: deque(maxlen=MAX_DECISIONS))
+    """The last ones of a user's own training."""
+    growth_revision: int = 0
+    """Of the last change of traces or decisions."""
     incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=MAX_INCIDENTS))
     incident_counts: Counter[str] = field(default_factory=Counter)
     gaming: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -311,7 +317,12 @@ def _add_trace(state: RunState, event: EpisodeTrace) -> None:
     if event.update < current or (event.update == current and len(state.traces) >= MAX_TRACES):
         return
     state.traces = (*state.traces, event) if event.update == current else (event,)
-    state.traces_revision = state.revisions[EVENTS_FILE] + 1
+    state.growth_revision = state.revisions[EVENTS_FILE] + 1
+
+
+def _add_decision(state: RunState, event: GrowthDecision) -> None:
+    state.decisions.append(event)
+    state.growth_revision = state.revisions[EVENTS_FILE] + 1
 
 
 # The process.
@@ -363,6 +374,7 @@ _HANDLERS: dict[type[Event], Callable[[RunState, Any], None]] = {
     LifecycleChange: _count_seed,
     EpisodeOutcome: _add_episode,
     EpisodeTrace: _add_trace,
+    GrowthDecision: _add_decision,
     Update: _complete_row,
     Anomaly: _add_anomaly,
     Plateau: _add_plateau,
