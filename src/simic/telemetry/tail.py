@@ -25,9 +25,7 @@ _LIFECYCLE = re.compile(
     r'"new_stage":"([a-z_]*)","old_stage":"([a-z_]*)","readiness":\{[a-z_",:0-9.e+-]*\},"reason":"([a-z_]*)",'
     rf'"slot":{_TEXT},"update":{_NUMBER}\}}'
 )
-_TRACE = re.compile(
-    rf'\{{"env":[0-9]+,"group":[0-9]+,"host_parameters":[0-9]+,"kind":"trace",.*"update":{_NUMBER}\}}'
-)
+_TRACE = re.compile(rf'\{{"env":[0-9]+,"group":[0-9]+,"host_parameters":[0-9]+,"kind":"trace",.*"update":{_NUMBER}\}}')
 _DECISION = re.compile(
     r'\{"action":"[^"\\]*","decision":[0-9]+,"env":[0-9]+,"group":[0-9]+,"kind":"decision",.*"update":[0-9]+,'
 )
@@ -70,7 +68,7 @@ class FileTail:
         Stage changes come without `readiness`, traces are deferred, and decisions, of which traces show the same, are
         left out.
         """
-        for start, line in self._new_lines():
+        for start, line in self.raw_lines():
             try:
                 event = parse(line)
             except EventError:
@@ -94,7 +92,7 @@ class FileTail:
                 except EventError:
                     continue
 
-    def _new_lines(self) -> Iterator[tuple[int, bytes]]:
+    def raw_lines(self) -> Iterator[tuple[int, bytes]]:
         """Start and content of every new whole line without its end; those that are too long are counted as damaged."""
         try:
             descriptor = open_file(self.path, os.O_RDONLY)
