@@ -5,8 +5,10 @@ A view reads runs that crash, and runs of strangers: a line may be cut, huge, no
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -38,12 +40,8 @@ class Deferred(NamedTuple):
     update: int
 
 
-class Line(NamedTuple):
-    """An event and the bytes of its line."""
-
-    event: Event | Unknown | Deferred
-    start: int
-    end: int
+Line = tuple[Event | Unknown | Deferred, int, int]
+"""An event, and the bytes where its line starts and ends."""
 
 
 class FileTail:
@@ -52,6 +50,8 @@ class FileTail:
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.damaged = path, 0, 0
         self._identity: tuple[int, int] | None = None
+        self.more = False
+        """Whether the last call of `lines` ended at its deadline."""
         self._in_huge_line = False
 
     def rewound(self) -> bool:
@@ -62,20 +62,20 @@ class FileTail:
             return self.offset > 0
         return found.st_size < self.offset or self._identity not in (None, (found.st_dev, found.st_ino))
 
-    def lines(self) -> Iterator[Line]:
-        """The events of the lines that were completed since; a missing file counts as empty.
+    def lines(self, deadline: float = math.inf) -> Iterator[Line]:
+        """The events of the lines that were completed since, until about `deadline` of the monotonic clock.
 
         Stage changes come without `readiness`, traces are deferred, and decisions, of which traces show the same, are
         left out.
         """
-        for start, line in self.raw_lines():
+        for start, line in self.raw_lines(deadline):
             try:
                 event = parse(line)
             except EventError:
                 self.damaged += 1
                 continue
             if event is not None:
-                yield Line(event, start, start + len(line) + 1)
+                yield event, start, start + len(line) + 1
 
     def read_range(self, start: int, end: int) -> Iterator[Event | Unknown]:
         """All events of whole lines between two bytes; damaged ones are left out."""
@@ -92,8 +92,12 @@ class FileTail:
                 except EventError:
                     continue
 
-    def raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Start and content of every new whole line without its end; those that are too long are counted as damaged."""
+    def raw_lines(self, deadline: float = math.inf) -> Iterator[tuple[int, bytes]]:
+        """Start and content of every new whole line without its end; those that are too long are counted as damaged.
+
+        A missing file counts as empty.
+        """
+        self.more = False
         try:
             descriptor = open_file(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -115,6 +119,9 @@ class FileTail:
                         yield start, line
                 if self._in_huge_line or len(rest) >= MAX_LINE_BYTES:
                     self._in_huge_line, self.offset, rest = True, self.offset + len(rest), b""
+                if left > 0 and time.monotonic() > deadline:
+                    self.more = True
+                    return
 
 
 def parse(line: bytes) -> Event | Unknown | Deferred | None:
