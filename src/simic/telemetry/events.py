@@ -184,7 +184,9 @@ class GrowthDecision(Event, kind="growth"):
     parameters: int
     """Of the host and its seeds."""
     val_loss: float
+    """Validation loss after it."""
     val_accuracy: float
+    """Metric after it."""
     verdict: str = "ok"
     """Of the governor."""
 
