@@ -233,6 +233,7 @@ def _thin_out(state: RunState) -> None:
             continue
         for other in reversed(dropped):
             row.absorb(other)
+            row.revision = state.revisions[EVENTS_FILE] + 1
         dropped.clear()
         kept[row.update] = row
     state.rows = kept
