@@ -127,9 +127,8 @@ def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> 
     flags = _flags(command, show_all="--help-all" in args)
     args = [_normalized(arg, flags) for arg in args]
     flags += _entry_flags(args, flags)
-    usage = " ".join(
-        [prog, *(flag.text.upper() for flag in flags if flag.setting.metadata.get("positional")), "[FLAGS]"]
-    )
+    positional = [flag for flag in flags if flag.setting.metadata.get("positional")]
+    usage = " ".join([prog, *(flag.setting.metadata.get("usage", flag.text.upper()) for flag in positional), "[FLAGS]"])
     parser = _Parser(usage=usage, description=inspect.getdoc(command), allow_abbrev=False, add_help=False)
     parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=8)
     parser.add_argument("-h", "--help", action="help", help="Print this help.")
