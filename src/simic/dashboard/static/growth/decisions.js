@@ -23,17 +23,17 @@ export function decisionDetail(host, t) {
     h("h3", {}, `Decision ${whole(own.decision)} `, opMark(own.op), h("span", { class: "action" }, actionText(own))),
     h("div", { class: "decision-parts" }, [
       h("div", {}, h("h4", {}, "Probability"), probabilities(heads, jointProbability(own))),
-      h("div", {}, h("h4", {}, "Legal operations"), legal(own)),
+      h("div", {}, [
+        h("h4", {}, "Legal operations"),
+        legal(own),
+        h("h4", {}, "Host"),
+        h("p", { class: "pairs" }, pair("value", signed(own.value, 3)), pair("accuracy", percent(own.val_accuracy, 1)), pair("loss", short(own.val_loss))),
+      ]),
       h("div", {}, [
         h("h4", {}, "Reward ", h("b", {}, signed(own.reward, 3))),
         rewardBar(own.reward_terms ?? {}, names, barSize(own.reward_terms) || 1),
         rewardNumbers(own.reward_terms ?? {}, names),
       ]),
-      h("div", {}, h("h4", {}, "Host"), h("p", { class: "pairs" }, [
-        pair("value", signed(own.value, 3)),
-        pair("accuracy", percent(own.val_accuracy, 1)),
-        pair("loss", short(own.val_loss)),
-      ])),
     ]),
   );
 }
@@ -58,7 +58,7 @@ export function decisionTable(host, selected, pick) {
   const heads = [["#", "number"], ["Action", ""], ["Prob.", "number"], ["Legal", "number roomy"], ["Accuracy", "number roomy"], ["Reward", "number"], ["Made of", "bar-cell"]];
   return h(
     "div",
-    { class: "wide tall", "data-scroll": "decisions", tabindex: 0, role: "region", "aria-label": `Decisions of host ${host.id}` },
+    { class: "wide tall", "data-scroll": "decisions", tabindex: 0, role: "group", "aria-label": `Decisions of host ${host.id}` },
     h(
       "table",
       { class: "decisions" },

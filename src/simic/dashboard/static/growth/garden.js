@@ -4,7 +4,7 @@
 
 import { STAGES, stageClass } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
-import { fixed, known, percent, signed } from "../lib/format.js";
+import { fixed, known, signed } from "../lib/format.js";
 import { episodeReward } from "./host.js";
 import { commonScale, lanesOf } from "./lanes.js";
 
@@ -21,6 +21,7 @@ export function drawGarden(container, hosts, selected, addressOf) {
   const groups = Map.groupBy(hosts, (host) => host.group);
   replace(
     container,
+    h("h2", { class: "hidden" }, "Hosts"),
     [...groups].map(([group, members]) =>
       h(
         "section",
@@ -34,7 +35,7 @@ export function drawGarden(container, hosts, selected, addressOf) {
 
 /** @param {Host} host @param {import("./lanes.js").Scale} scale @param {boolean} selected @param {string} address */
 function plot(host, scale, selected, address) {
-  const grown = known(host.parameters) && known(host.host_parameters) ? host.parameters / host.host_parameters - 1 : null;
+  const grown = known(host.parameters) && known(host.host_parameters) ? host.parameters / host.host_parameters : null;
   return h(
     "article",
     { class: "plot", "data-selected": selected ? "" : null },
@@ -42,9 +43,9 @@ function plot(host, scale, selected, address) {
       "p",
       { class: "plot-head" },
       h("a", { href: address, "data-key": `host-${host.id}`, "aria-current": selected ? "true" : null }, host.id),
-      h("span", { title: "score" }, h("b", {}, fixed(host.score, 1)), " points"),
-      h("span", { title: "sum of rewards" }, "reward ", h("b", {}, signed(episodeReward(host), 1))),
-      h("span", { title: "parameters added" }, known(grown) ? `+${percent(grown)} parameters` : ""),
+      h("span", {}, "score ", h("b", {}, fixed(host.score, 1))),
+      h("span", {}, "reward ", h("b", {}, signed(episodeReward(host), 1))),
+      known(grown) ? h("span", { title: "parameters, times those of the host" }, "size ", h("b", {}, `×${fixed(grown, 2)}`)) : null,
       host.rolled_back ? h("span", { class: "bad" }, "▲ rolled back") : null,
     ),
     lanesOf(host, scale),
@@ -60,6 +61,6 @@ export function gardenLegend() {
       h("li", { title: about }, h("span", { class: `chip ${stageClass(name)}`, "aria-hidden": "true" }, letter), label),
     ),
     h("li", {}, h("span", { class: "chip alpha-key", "aria-hidden": "true" }), "height of the fill: alpha"),
-    h("li", {}, h("span", { class: "chip line-key", "aria-hidden": "true" }), "line: contribution, 0 in the middle"),
+    h("li", {}, h("span", { class: "chip line-key", "aria-hidden": "true" }), "line: contribution"),
   );
 }

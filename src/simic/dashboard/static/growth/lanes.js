@@ -13,6 +13,9 @@ import { magnitude, spansOf, stateAfter } from "./host.js";
 /** @typedef {import("./host.js").Slot} Slot */
 /** @typedef {{reward: number, contribution: number}} Scale common to all hosts, so that they can be compared */
 
+/** Height of a slot's lane in pixels: letters above, contribution below. */
+const HEIGHT = 24;
+
 /** @param {Host[]} hosts @returns {Scale} */
 export function commonScale(hosts) {
   return {
@@ -69,20 +72,26 @@ function slotLane(host, slot, scale, selected) {
         s("path", { class: "alpha", d: steps(alpha) }),
       ),
       s("rect", { width: "1", height: "100%", class: "edge" }),
-      s("text", { x: 4, y: 14 }, s("tspan", { class: "letter" }, stageOf(stage).letter), blueprint && stage !== "dormant" ? ` ${blueprint}` : ""),
+      spanLabel(stage, end - start > 1 ? blueprint : ""),
     ),
   );
   const label = `${slot.name}: ${spans.map((span) => `${stageOf(span.stage).label} ${span.blueprint} from decision ${span.start}`).join(", ")}`;
   return s(
     "svg",
-    { class: "lane", width: "100%", height: 20, role: "img", "aria-label": label },
+    { class: "lane", width: "100%", height: HEIGHT, role: "img", "aria-label": label },
     drawn,
     contributionLine(host, slot, scale.contribution),
     cursor(selected, length),
   );
 }
 
-/** Contribution over time; the middle of the lane is 0. @param {Host} host @param {Slot} slot @param {number} top */
+/** The letter of a stage, and the blueprint where there is room. @param {string} stage @param {string} blueprint */
+function spanLabel(stage, blueprint) {
+  const letter = s("tspan", { class: "letter" }, stageOf(stage).letter);
+  return s("text", { x: 2.5, y: 10 }, letter, blueprint && stage !== "dormant" ? ` ${blueprint}` : "");
+}
+
+/** Contribution over time, below the letters; the middle of its half is 0. @param {Host} host @param {Slot} slot @param {number} top */
 function contributionLine(host, slot, top) {
   let path = "";
   let pen = false;
@@ -97,7 +106,7 @@ function contributionLine(host, slot, top) {
   if (!path.includes("L")) return null;
   return s(
     "svg",
-    { viewBox: `0 0 ${host.decisions.length} 2`, preserveAspectRatio: "none", width: "100%", height: "100%" },
+    { viewBox: `0 0 ${host.decisions.length} 2`, preserveAspectRatio: "none", width: "100%", height: HEIGHT / 2, y: HEIGHT / 2 },
     s("path", { class: "contribution", d: path }),
   );
 }

@@ -25,7 +25,7 @@ export function differingSettings(runs) {
 export function comparisonPanel(runs) {
   if (runs.length < 2) return null;
   const found = runs.every((run) => run.now) ? differingSettings(runs) : null;
-  const head = ["", ...runs.map((run, i) => [key(i), run.now?.name ?? run.id])];
+  const head = [h("span", { class: "hidden" }, "Figure or setting"), ...runs.map((run, i) => [key(i), run.now?.name ?? run.id])];
   const rows = [
     ["score", ...runs.map((run) => fixed(run.now?.score, 2))],
     ["gain over twins", ...runs.map((run) => signed(run.now?.gain, 2))],

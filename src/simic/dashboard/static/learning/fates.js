@@ -34,7 +34,7 @@ export function fatesFigure(name, rows) {
     h("figcaption", {}, h("strong", {}, "Fates of seeds"), h("span", { class: "soft" }, ` ${plural(total, "seed")}${name ? `, ${name}` : ""}`)),
     h(
       "div",
-      { class: "wide", tabindex: 0, role: "region", "aria-label": `Fates of seeds ${name}` },
+      { class: "wide", tabindex: 0, role: "group", "aria-label": `Fates of seeds ${name}` },
       h(
         "table",
         { class: "fates" },

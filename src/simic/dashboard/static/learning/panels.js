@@ -62,7 +62,7 @@ function overlay(runs, key, title, unit, spread) {
     const has = spread && run.rows.some((row) => row.spread?.[spread]?.some(known));
     spreads ||= Boolean(has);
     return {
-      label: runs.length > 1 ? run.name : "mean",
+      label: runs.length > 1 ? run.name : has ? "mean of hosts" : words(key),
       colour: seriesVariable(number),
       dash: number,
       values: column((row) => row.metrics[key]),

@@ -11,7 +11,7 @@ const SPARK = { width: 320, height: 64 };
 export function scoreStrip(now, rows) {
   const marks = [];
   if (known(now.score)) marks.push({ name: "this run", score: now.score, own: true });
-  if (known(now.score) && known(now.gain)) marks.push({ name: "twins, never grown", score: now.score - now.gain, own: false });
+  if (known(now.score) && known(now.gain)) marks.push({ name: "twins", score: now.score - now.gain, own: false });
   for (const [name, score] of Object.entries(now.rules ?? {})) {
     if (known(score)) marks.push({ name, score: /** @type {number} */ (score), own: false });
   }

@@ -6,7 +6,7 @@
 import uPlot from "../vendor/uPlot.esm.js";
 import { colourOf, faded } from "./colours.js";
 import { h, replace, table } from "./dom.js";
-import { known, short, whole } from "./format.js";
+import { known, short, tick, whole } from "./format.js";
 
 const HEIGHT = 190;
 const TABLE_ROWS = 400;
@@ -68,7 +68,7 @@ export class Chart {
     this.plot = null;
   }
 
-  /** @param {number} width */
+  /** @param {number} width @returns {any} */
   options(width) {
     const data = /** @type {ChartData} */ (this.data);
     const font = "11px system-ui, sans-serif";
@@ -85,10 +85,10 @@ export class Chart {
       scales: { x: { time: false, range: rangeX }, y: { range: () => rangeY(/** @type {ChartData} */ (this.data)) } },
       axes: [
         { ...axis, size: 24, gap: 2, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => whole(own)) },
-        { ...axis, size: 46, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => short(Number(own.toPrecision(6)))) },
+        { ...axis, size: 46, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
       ],
       hooks: {
-        drawClear: data.stacked ? [(/** @type {any} */ u) => drawStack(u, /** @type {ChartData} */ (this.data))] : [],
+        drawAxes: data.stacked ? [(/** @type {any} */ u) => drawStack(u, /** @type {ChartData} */ (this.data))] : [],
         draw: [(/** @type {any} */ u) => drawMarks(u, /** @type {ChartData} */ (this.data))],
         setCursor: [(/** @type {any} */ u) => this.showValues(u.cursor.idx ?? null)],
       },
@@ -201,7 +201,7 @@ function drawMarks(u, data) {
   ctx.restore();
 }
 
-/** @param {any} u @param {number} low @param {number} high */
+/** @param {any} u @param {number} low @param {number} high @returns {[number, number]} */
 function rangeX(u, low, high) {
   return low === null || low === undefined ? [0, 1] : [low - 0.5, high + 0.5];
 }

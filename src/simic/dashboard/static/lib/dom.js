@@ -5,13 +5,14 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
+/** @typedef {Child | Child[] | Child[][]} Children */
 
 /**
  * An HTML element.
  * @param {string} tag
  * @param {Record<string, any>} [attributes] `on...` functions are listeners, `style` is an object of CSS properties,
  *   false and null leave an attribute out.
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  * @returns {any}
  */
 export function h(tag, attributes = {}, ...children) {
@@ -22,7 +23,7 @@ export function h(tag, attributes = {}, ...children) {
  * An SVG element, with the same arguments as `h`.
  * @param {string} tag
  * @param {Record<string, any>} [attributes]
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  * @returns {any}
  */
 export function s(tag, attributes = {}, ...children) {
@@ -33,7 +34,7 @@ export function s(tag, attributes = {}, ...children) {
  * Put new children into a container that is on screen: focus, open details and scroll positions inside it are kept, as
  * far as elements of the same `data-key` come back.
  * @param {Element} container
- * @param {...(Child | Child[])} children
+ * @param {...Children} children
  */
 export function replace(container, ...children) {
   const active = document.activeElement;
@@ -66,7 +67,7 @@ export function table({ caption, head, rows, numeric = [], class: name = "" }) {
   const side = (/** @type {number} */ i) => (numeric.includes(i) ? "number" : null);
   return h(
     "div",
-    { class: "wide", tabindex: 0, role: "region", "aria-label": caption ?? "Table" },
+    { class: "wide", tabindex: 0, role: "group", "aria-label": caption ?? "Table" },
     h(
       "table",
       { class: name },
@@ -77,8 +78,11 @@ export function table({ caption, head, rows, numeric = [], class: name = "" }) {
   );
 }
 
-/** Text that only screen readers speak. @param {string} text */
-export const spoken = (text) => h("span", { class: "hidden" }, text);
+/** A sentence whose parts between backticks are code. @param {string | null | undefined} text @returns {Node[]} */
+export function prose(text) {
+  const parts = String(text ?? "").split("`");
+  return parts.map((part, i) => (i % 2 && i < parts.length - 1 ? h("code", {}, part) : document.createTextNode(part)));
+}
 
 /** @param {Element} container @param {string} selector */
 function keys(container, selector) {

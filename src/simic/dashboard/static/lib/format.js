@@ -33,7 +33,13 @@ export function short(value) {
     if (size >= limit) return fixed(value / factor, size / factor >= 100 ? 0 : 1) + unit;
   }
   if (Number.isInteger(value)) return fixed(value, 0);
-  return fixed(value, size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : size >= 0.01 ? 3 : 5);
+  return fixed(value, Math.max(0, 2 - Math.floor(Math.log10(size))));
+}
+
+/** A number without zeros at its end, for axes. @param {number} value */
+export function tick(value) {
+  const text = short(value);
+  return /^[^e]*\.\d+$/.test(text) ? text.replace(/\.?0+$/, "") : text.replace(/\.0(?= )/, "");
 }
 
 /** A whole number. @param {number | null | undefined} value */

@@ -4,7 +4,7 @@
 
 import { runAddress } from "./address.js";
 import { LIGHTS, SEVERITIES } from "./colours.js";
-import { h } from "./dom.js";
+import { h, prose } from "./dom.js";
 import { known, moment, NONE, short, whole } from "./format.js";
 
 /** One number with its name; `note` explains it. @param {string} label @param {any} value @param {any} [note] */
@@ -22,7 +22,7 @@ export function lightItem(light) {
     h("span", { class: "sign", "aria-hidden": "true" }, sign),
     h("div", {}, [
       h("p", { class: "light-head" }, h("strong", {}, light.label), value, h("span", { class: "state" }, label)),
-      h("p", { class: "light-text" }, light.sentence, light.limit ? h("span", { class: "limit" }, ` Limit: ${light.limit}`) : null),
+      h("p", { class: "light-text" }, light.limit ? h("span", { class: "limit" }, `Healthy: ${light.limit}. `) : null, prose(light.sentence)),
     ]),
   );
 }

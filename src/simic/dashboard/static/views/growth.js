@@ -78,7 +78,7 @@ export function growthView({ store, route: first, go }) {
       detail,
       h("h2", {}, `Host ${host.id} `, h("span", { class: "soft" }, host.task)),
       h("p", { class: "soft" }, `Score ${fixed(host.score, 2)}, metric ${percent(host.metric, 1)}${grown}${host.rolled_back ? "; rolled back" : ""}`),
-      network(host, t),
+      network(host, t, detail.clientWidth - 34),
       h("div", { class: "scrub" }, button, range, h("output", {}, `after decision ${whole(host.decisions[t]?.decision)} of ${whole(host.decisions.length)}`)),
       lanesOf(host, commonScale(hosts), { selected: t, pick }),
       h("details", { "data-key": "slots" }, h("summary", {}, "Slots as a table"), networkTable(host, t)),
@@ -122,6 +122,13 @@ export function growthView({ store, route: first, go }) {
     );
   }
 
+  let width = 0;
+  const observer = new ResizeObserver(() => {
+    if (detail.clientWidth && width && detail.clientWidth !== width) draw();
+    width = detail.clientWidth;
+  });
+  observer.observe(detail);
+
   return {
     element,
     update: (change) => {
@@ -138,7 +145,10 @@ export function growthView({ store, route: first, go }) {
       load();
       if (other && !playing) detail.scrollIntoView({ block: "start" });
     },
-    destroy: () => clearTimeout(playing),
+    destroy: () => {
+      clearTimeout(playing);
+      observer.disconnect();
+    },
   };
 }
 

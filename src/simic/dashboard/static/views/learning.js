@@ -29,9 +29,10 @@ export function learningView({ store, route: first, go }) {
   const compared = h("div", {});
   const anomalies = h("div", {});
   const grid = h("div", { class: "charts" });
-  const fates = h("div", { class: "charts" });
+  const multiples = h("div", { class: "charts multiples" });
+  const fates = h("div", { class: "fates-box" });
   const heading = h("div", { class: "heading" }, h("h1", {}, "Learning"), about, tools);
-  const element = h("div", { class: "learning" }, heading, compared, anomalies, grid, fates);
+  const element = h("div", { class: "learning" }, heading, compared, anomalies, grid, multiples);
 
   const stores = () => [store, ...[...others.values()].map((live) => live.store)];
   const schedule = () => (frame ||= requestAnimationFrame(draw));
@@ -64,7 +65,8 @@ export function learningView({ store, route: first, go }) {
         const chart = charts.get(key) ?? new Chart(key);
         charts.set(key, chart);
         shown.push(chart);
-        if (chart.element.parentNode !== grid) grid.append(chart.element);
+        const place = panel.each && runs.length > 1 ? multiples : grid;
+        if (chart.element.parentNode !== place) place.append(chart.element);
         chart.update({ ...data, title });
       }
     }
@@ -74,8 +76,12 @@ export function learningView({ store, route: first, go }) {
       chart.destroy();
       charts.delete(key);
     }
-    const order = shown.map((chart) => chart.element);
-    if (order.some((own, i) => grid.children[i] !== own)) grid.replaceChildren(...order);
+    const last = runs.length > 1 ? multiples : grid;
+    multiples.style.setProperty("--runs", String(runs.length));
+    for (const place of [grid, multiples]) {
+      const order = [...shown.map((chart) => chart.element).filter((own) => own.parentNode === place), ...(place === last ? [fates] : [])];
+      if (order.some((own, i) => place.children[i] !== own)) place.replaceChildren(...order);
+    }
   }
 
   /** @param {import("../learning/panels.js").RunRows[]} runs */

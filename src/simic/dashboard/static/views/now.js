@@ -32,8 +32,8 @@ export function nowView({ store }) {
     h("div", { class: "columns" }, [
       h("section", { class: "panel", "aria-labelledby": "t-score" }, h("h2", { id: "t-score" }, "Score"), score),
       h("section", { class: "panel", "aria-labelledby": "t-phases" }, h("h2", { id: "t-phases" }, "Time of the last update"), phases, machine),
+      h("section", { class: "panel", "aria-labelledby": "t-story" }, h("h2", { id: "t-story" }, "Latest"), story),
       h("section", { class: "panel span", "aria-labelledby": "t-health" }, h("h2", { id: "t-health" }, "Health"), verdict, lights),
-      h("section", { class: "panel span", "aria-labelledby": "t-story" }, h("h2", { id: "t-story" }, "Latest"), story),
     ]),
     settings,
   );
@@ -104,8 +104,9 @@ function phaseBar(phases) {
 /** @param {any} now */
 function machineFacts(now) {
   const { workers, memory_mb: memory } = now;
+  const nodes = Array.isArray(workers?.nodes) ? workers.nodes.length : (workers?.nodes ?? 1);
   return [
-    workers ? fact("Workers", whole(workers.count), known(workers.nodes) && workers.nodes > 1 ? `on ${workers.nodes} machines` : "on this machine") : null,
+    workers ? fact("Workers", whole(workers.count), nodes > 1 ? `on ${whole(nodes)} machines` : "on one machine") : null,
     workers && known(workers.in_flight) ? fact("In flight", whole(workers.in_flight), "groups of hosts") : null,
     workers?.lost ? fact("Lost", whole(workers.lost), "workers") : null,
     ...Object.entries(memory ?? {}).map(([who, amount]) => fact(`Memory, ${who}`, known(amount) ? bytes(/** @type {number} */ (amount) * 1e6) : NONE)),
