@@ -6,7 +6,7 @@
 
 import { stageClass, stageOf } from "../lib/colours.js";
 import { h, s } from "../lib/dom.js";
-import { fixed, known, signed, whole } from "../lib/format.js";
+import { fixed, known, signed, signedShort, whole } from "../lib/format.js";
 import { magnitude, spansOf, stateAfter } from "./host.js";
 
 /** @typedef {import("./host.js").Host} Host */
@@ -53,7 +53,7 @@ export function lanesOf(host, scale, { selected = null, pick } = {}) {
 /** @param {Host} host @param {Slot} slot @param {number | null} selected */
 function contribution(host, slot, selected) {
   const { contribution: value } = stateAfter(host, slot, selected ?? host.decisions.length - 1);
-  return known(value) ? signed(value, 2) : "";
+  return known(value) ? signedShort(value) : "";
 }
 
 /** @param {Host} host @param {Slot} slot @param {Scale} scale @param {number | null} selected */

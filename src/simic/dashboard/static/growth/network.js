@@ -5,7 +5,7 @@
 
 import { stageClass, stageOf } from "../lib/colours.js";
 import { h, s, table } from "../lib/dom.js";
-import { fixed, known, NONE, short, signed } from "../lib/format.js";
+import { fixed, known, NONE, short, signedShort } from "../lib/format.js";
 import { stateAfter } from "./host.js";
 
 const EDGE = 26;
@@ -50,7 +50,7 @@ export function networkTable(host, t) {
     const state = stateAfter(host, slot, t);
     const { label } = stageOf(state.stage);
     const alpha = state.stage === "dormant" ? NONE : fixed(state.alpha, 2);
-    return [slot.name, label, state.blueprint || NONE, alpha, signed(state.contribution, 2), short(slot.parameters)];
+    return [slot.name, label, state.blueprint || NONE, alpha, signedShort(state.contribution), short(slot.parameters)];
   });
   const head = ["Slot", "Stage", "Blueprint", "Alpha", "Contribution", "Parameters"];
   return table({ caption: `Slots of host ${host.id}`, head, rows, numeric: [3, 4, 5] });
@@ -91,7 +91,7 @@ function seed(slot, state, { x, width, height, room }, largest) {
     s("circle", { class: empty ? "seed-empty" : "seed", cx: x, cy: SEED, r: radius, "fill-opacity": 0.12 + 0.88 * alpha }),
     s("text", { class: "net-letter", x, y: SEED + 4, "text-anchor": "middle" }, letter),
     s("text", { class: "net-name", x, y: 15, "text-anchor": "middle" }, name),
-    empty ? null : s("text", { class: "net-small", x, y: 30, "text-anchor": "middle" }, `α ${fixed(alpha, 2)}`, known(state.contribution) ? `  ${signed(state.contribution, 2)}` : ""),
+    empty ? null : s("text", { class: "net-small", x, y: 30, "text-anchor": "middle" }, `α ${fixed(alpha, 2)}`, known(state.contribution) ? `  ${signedShort(state.contribution)}` : ""),
     s("title", {}, `${slot.name}: ${label} ${state.blueprint}`),
   );
 }

@@ -16,11 +16,12 @@ export const VIEWS = { now: "Now", growth: "Growth", learning: "Learning", story
 export function parse(path, search) {
   const query = new URLSearchParams(search);
   const parts = path.split("/").filter(Boolean).map(decode);
-  const route = { id: parts[1] ?? "", view: "", query };
+  const route = { id: parts.slice(1).join("/"), view: "", query };
+  const view = parts[parts.length - 1];
   if (parts.length === 0) return { ...route, page: "runs" };
-  if (parts[0] === "evaluation" && parts.length === 2) return { ...route, page: "evaluation" };
-  if (parts[0] === "run" && parts.length === 2) return { ...route, page: "run", view: "now" };
-  if (parts[0] === "run" && parts.length === 3 && parts[2] in VIEWS) return { ...route, page: "run", view: parts[2] };
+  if (parts[0] === "evaluation" && parts.length > 1) return { ...route, page: "evaluation" };
+  if (parts[0] === "run" && parts.length > 2 && view in VIEWS) return { ...route, page: "run", id: parts.slice(1, -1).join("/"), view };
+  if (parts[0] === "run" && parts.length > 1) return { ...route, page: "run", view: "now" };
   return { ...route, page: "unknown" };
 }
 

@@ -124,7 +124,7 @@ export class Chart {
   }
 }
 
-/** uPlot's columns: x, then values and both edges of the band of each line. @param {ChartData} data */
+/** uPlot's columns: x, then values and both edges of the band of each line. @param {ChartData} data @returns {any} */
 function columns(data) {
   if (data.stacked) return [data.x, ...data.lines.map((line) => line.values)];
   return [data.x, ...data.lines.flatMap((line) => (line.band ? [line.values, line.band[1], line.band[0]] : [line.values]))];

@@ -36,6 +36,12 @@ export function short(value) {
   return fixed(value, Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
 
+/** A difference of any size, always with its sign. @param {number | null | undefined} value */
+export function signedShort(value) {
+  if (!known(value)) return NONE;
+  return value > 0 ? `+${short(value)}` : short(value);
+}
+
 /** A number without zeros at its end, for axes. @param {number} value */
 export function tick(value) {
   const text = short(value);

@@ -5,25 +5,39 @@
 import { runAddress } from "./address.js";
 import { LIGHTS, SEVERITIES } from "./colours.js";
 import { h, prose } from "./dom.js";
-import { known, moment, NONE, short, whole } from "./format.js";
+import { known, moment, NONE, short, whole, words } from "./format.js";
 
 /** One number with its name; `note` explains it. @param {string} label @param {any} value @param {any} [note] */
 export function fact(label, value, note) {
   return h("div", { class: "fact" }, h("dt", {}, label), h("dd", {}, value, note ? h("small", {}, note) : null));
 }
 
-/** A health light: sign, name, value, limit, and the sentence that says what it means. @param {any} light */
-export function lightItem(light) {
+/**
+ * Health lights: sign, name and value of each; those that mean the same, such as the entropies of heads, share the
+ * sentence that says what they mean.
+ * @param {any[]} lights
+ */
+export function lightList(lights) {
+  const groups = [...Map.groupBy(lights, (light) => light.sentence).values()];
+  return groups.map((group) => h("li", { class: "light" }, group.map(lightHead), h("p", { class: "light-text" }, meaning(group[0]))));
+}
+
+/** @param {any} light */
+function meaning({ limit, sentence }) {
+  const text = String(sentence ?? "").replaceAll("*", "").replace(/^./, (letter) => letter.toUpperCase());
+  return [limit ? h("span", { class: "limit" }, `Healthy: ${limit}. `) : null, prose(text)];
+}
+
+/** @param {any} light */
+function lightHead(light) {
   const { sign, label } = LIGHTS[/** @type {keyof typeof LIGHTS} */ (light.state)] ?? LIGHTS.unknown;
-  const value = light.value === null || light.value === undefined ? null : h("b", {}, short(light.value));
   return h(
-    "li",
-    { class: "light", "data-state": light.state },
+    "p",
+    { class: "light-head", "data-state": light.state },
     h("span", { class: "sign", "aria-hidden": "true" }, sign),
-    h("div", {}, [
-      h("p", { class: "light-head" }, h("strong", {}, light.label), value, h("span", { class: "state" }, label)),
-      h("p", { class: "light-text" }, light.limit ? h("span", { class: "limit" }, `Healthy: ${light.limit}. `) : null, prose(light.sentence)),
-    ]),
+    h("strong", {}, words(light.label)),
+    known(light.value) ? h("span", {}, short(light.value)) : null,
+    h("span", { class: "state" }, label),
   );
 }
 

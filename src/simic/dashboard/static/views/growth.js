@@ -12,6 +12,7 @@ import { commonScale, lanesOf } from "../growth/lanes.js";
 import { network, networkTable } from "../growth/network.js";
 
 const PLAY_MILLISECONDS = 350;
+const NOT_TRACED = "This host was not traced in this update: the first hosts of each group are, at level debug all.";
 
 /** @typedef {import("../growth/host.js").Host} Host */
 
@@ -29,7 +30,7 @@ export function growthView({ store, route: first, go }) {
 
   const wanted = () => wholeParameter(route.query, "update");
   const shown = () => (wanted() === null || store.growth?.update === wanted() ? store.growth : past?.update === wanted() ? past : null);
-  const selectedHost = (/** @type {Host[]} */ hosts) => hosts.find((host) => host.id === route.query.get("host")) ?? hosts[0];
+  const selectedHost = (/** @type {Host[]} */ hosts) => route.query.get("host") === null ? hosts[0] : hosts.find((host) => host.id === route.query.get("host"));
   const address = (/** @type {Record<string, any>} */ query) => {
     const kept = { update: wanted(), host: route.query.get("host"), decision: wholeParameter(route.query, "decision") };
     return runAddress(store.id, "growth", { ...kept, ...query });
@@ -59,8 +60,9 @@ export function growthView({ store, route: first, go }) {
       return;
     }
     const host = selectedHost(hosts);
-    drawGarden(garden, hosts, host.id, (own) => address({ host: own.id, decision: null }));
-    drawDetail(host, hosts);
+    drawGarden(garden, hosts, host?.id ?? "", (own) => address({ host: own.id, decision: null }));
+    if (host) drawDetail(host, hosts);
+    else replace(detail, h("h2", {}, `Host ${route.query.get("host")}`), h("p", {}, NOT_TRACED));
   }
 
   /** @param {Host} host @param {Host[]} hosts */

@@ -5,7 +5,7 @@
 import { runAddress } from "../lib/address.js";
 import { h, replace, table } from "../lib/dom.js";
 import { ago, bytes, duration, fixed, known, moment, NONE, plural, setting, short, signed, whole, words } from "../lib/format.js";
-import { entryList, fact, lightItem } from "../lib/run_facts.js";
+import { entryList, fact, lightList } from "../lib/run_facts.js";
 import { seriesVariable } from "../lib/colours.js";
 import { scoreStrip } from "../learning/score_strip.js";
 import { statusPill } from "./runs.js";
@@ -46,7 +46,7 @@ export function nowView({ store }) {
     replace(score, scoreStrip(now, store.rows));
     const order = [...(now.lights ?? [])].sort((a, b) => rank(a) - rank(b));
     verdict.textContent = health(order);
-    replace(lights, order.map(lightItem));
+    replace(lights, lightList(order));
     replace(phases, phaseBar(now.phases ?? {}));
     replace(machine, machineFacts(now));
     const last = store.entries.slice(-LAST_ENTRIES).reverse();

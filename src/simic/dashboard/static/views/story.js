@@ -54,7 +54,7 @@ export function storyView({ store, route: first, go }) {
 
   /** @param {Entry[]} shown */
   function logTable(shown) {
-    const head = [["Time", ""], ["Update", "number"], ["Kind", ""], ["Host", ""], ["What happened", ""]];
+    const head = [["Time", ""], ["Update", "number"], ["Decision", "number roomy"], ["Kind", ""], ["Host", ""], ["What happened", ""]];
     return h(
       "table",
       { class: "list log" },
@@ -74,6 +74,7 @@ export function storyView({ store, route: first, go }) {
       { "data-severity": entry.severity },
       h("td", { class: "when" }, known(entry.time) ? moment(entry.time) : NONE),
       h("td", { class: "number" }, whole(entry.update)),
+      h("td", { class: "number roomy" }, known(entry.decision) ? whole(entry.decision) : ""),
       h("td", {}, severityMark(entry), ` ${words(entry.kind)}`),
       h("td", {}, host),
       h("td", { class: "what" }, text),
