@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml constraints.txt
 	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
 	# Not compiled: most of what is installed is never imported, and compiling it all takes as long as downloading it.
 	$(BIN)/python -m pip install --quiet --no-compile "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable ".[dev,report]"
+	$(PIP) --editable ".[dev,report,watch]"
 	touch $(STAMP)
 
 $(INTEGRATIONS): $(STAMP)

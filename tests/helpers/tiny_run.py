@@ -147,6 +147,8 @@ def make_record(steps: int = 3, hosts: int = 1, slots: int = 1, **changes: Any) 
         "parameters": np.full((t + 1, n), 100),
         "exported_parameters": np.full(n, 100),
         "score": np.full(n, 50.0),
+        "seed_parameters": np.zeros((t + 1, n, s), dtype=np.int64),
+        "segments": {"stem": 60, "head": 40},
         "reward": np.zeros((t, n)),
         "reward_terms": {},
         "policy": policy,

@@ -72,6 +72,8 @@ class EpisodeRecord:
     parameters: np.ndarray  # (T + 1, N), live seeds included
     exported_parameters: np.ndarray  # (N,) of the exported network, at the end of the episode
     score: np.ndarray  # (N,) likewise, on validation data
+    seed_parameters: np.ndarray  # (T + 1, N, S) of each slot's seed
+    segments: dict[str, int]  # parameters of the host's segments, in order
     reward: np.ndarray | None = None  # (T, N)
     reward_terms: dict[str, np.ndarray] | None = None  # (T, N) each
     test_quality: np.ndarray | None = None  # (N,) of the exported network
@@ -130,6 +132,7 @@ def play(trainings: HostTrainings, decide: Decide, *, evaluate: bool = False) ->
         slot_names=tuple(facts.slot_names),
         blueprint_names=tuple(facts.blueprint_names),
         host_parameters=trainings.hosts.host_parameters,
+        segments=trainings.hosts.structure.segment_sizes(),
         test_quality=test_quality if evaluate else None,
         shapley=shapley if evaluate else None,
         **stacked(steps),
@@ -174,4 +177,5 @@ def _state(trainings: HostTrainings, facts: Facts) -> dict[str, Any]:
         "parameters": trainings.parameters(),
         "exported_parameters": trainings.parameters(exported=True),
         "score": trainings.score(exported=True),
+        "seed_parameters": facts.seed_parameters,
     }

@@ -105,6 +105,11 @@ class Structure:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
         return [part_of(self.hosts.by_name, name) for name in self.segment_names]
 
+    def segment_sizes(self) -> dict[str, int]:
+        """Number of parameters of each segment of a host, in order."""
+        sizes = zip(self.segment_names, self.segments, strict=True)
+        return {name: sum(parameter.numel() for parameter in segment.parameters()) for name, segment in sizes}
+
     def segment_of(self, slot: int) -> int:
         """The segment that a slot belongs to."""
         return slot // self.seeds_per_slot

@@ -1,4 +1,7 @@
-"""Anomaly detection: the metrics of each update against thresholds. The detector's state is part of a checkpoint."""
+"""Anomaly detection: the metrics of each update against thresholds, and plateaus of the score.
+
+The detector's state is part of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from simic.telemetry.events import Anomaly
+from simic.telemetry.events import Anomaly, Plateau
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,10 @@ class Thresholds:
     """Decay of the running means, per update."""
     escalate_updates: int = 3
     """Updates recorded in full detail after an anomaly."""
+    plateau_updates: int = 30
+    """Updates without improvement of the score's running mean that count as a plateau; 0 reports none."""
+    plateau_margin: float = 0.1
+    """Points by which that mean must rise to count as an improvement."""
 
     def __post_init__(self) -> None:
         for name in (item.name for item in fields(self)):
@@ -110,6 +117,7 @@ class AnomalyDetector:
         self.gradient_limit = self.thresholds.gradient_factor * max_gradient_norm
         self._running: dict[str, float] = {}
         self._seen = 0
+        self._plateau = PlateauState()
 
     def check(
         self, update: int, metrics: Mapping[str, float], places: Mapping[str, str] | None = None
@@ -143,13 +151,48 @@ class AnomalyDetector:
             if metrics[key] > limit:
                 yield "gradient_drift", key, limit
 
+    def check_plateau(self, update: int, metrics: Mapping[str, float]) -> Plateau | None:
+        """The plateau that this update completes, if it does: it is reported once, until the score improves again."""
+        self._plateau, found = follow_plateau(self._plateau, update, metrics.get(PLATEAU_METRIC), self.thresholds)
+        return found
+
     def state_dict(self) -> dict[str, Any]:
-        """The running means and the number of updates."""
-        return {"running": dict(self._running), "seen": self._seen}
+        """The running means, the number of updates, and the best score."""
+        return {"running": dict(self._running), "seen": self._seen, "plateau": self._plateau._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; older states know no plateaus, and start counting anew."""
         self._running, self._seen = dict(state["running"]), int(state["seen"])
+        self._plateau = PlateauState(**state.get("plateau", {}))
+
+
+PLATEAU_METRIC = "score"
+
+
+class PlateauState(NamedTuple):
+    """The running mean of the score, its best value so far, and whether its plateau has been reported."""
+
+    mean: float | None = None
+    best: float | None = None
+    best_update: int = 0
+    reported: bool = False
+
+
+def follow_plateau(
+    state: PlateauState, update: int, score: float | None, thresholds: Thresholds
+) -> tuple[PlateauState, Plateau | None]:
+    """The state after an update, and the plateau if there now is one. A score that was not measured changes nothing."""
+    if score is None or not math.isfinite(score):
+        return state, None
+    mean = score if state.mean is None else state.mean + (1 - thresholds.decay) * (score - state.mean)
+    if state.best is None or mean >= state.best + thresholds.plateau_margin:
+        return PlateauState(mean, mean, update), None
+    state = state._replace(mean=mean)
+    too_long = thresholds.plateau_updates and update - state.best_update >= thresholds.plateau_updates
+    if not too_long or state.reported:
+        return state, None
+    found = Plateau(update=update, metric=PLATEAU_METRIC, best=state.best or 0.0, best_update=state.best_update)
+    return state._replace(reported=True), found
 
 
 def _matching(metrics: Mapping[str, float], *names: str) -> list[str]:

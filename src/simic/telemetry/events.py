@@ -16,15 +16,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 from simic.storage.json_files import check_values
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
+from simic.telemetry.series import Series, SeriesReader, write_series
 
 FILES = (PROCESS_FILE, EVENTS_FILE)
 MAX_LINE_BYTES = 2**21
 """Maximum size of one event; the longest, RunStarted with its command line and settings, takes a few thousand."""
 
+E = TypeVar("E", bound="Event")
 Level = Literal["off", "minimal", "normal", "debug"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 """Levels of detail, ascending; an event is recorded at its own level and above."""
@@ -117,6 +119,32 @@ class EpisodeOutcome(EpisodeEvent, kind="episode"):
     seeds: dict[str, int] = field(default_factory=dict)
     """Number of seeds by outcome: fossilized, pruned, dropped."""
     rolled_back: bool = False
+    gain: float = math.nan
+    """Score minus that of its twin; NaN without twins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeTrace(EpisodeEvent, kind="trace"):
+    """The whole episode of one host: its slots in every state, and every decision. At level normal, of some hosts."""
+
+    task: str
+    score: float
+    metric: float
+    host_parameters: int
+    parameters: int
+    """Parameters of the exported network."""
+    rolled_back: bool = False
+    segments: tuple[tuple[str, int], ...] = ()
+    """The host's segments and their parameters, in order."""
+    seed_parameters: tuple[tuple[str, int], ...] = ()
+    """The slots and the parameters of the last seed in each, in order."""
+    slots: dict[str, dict[str, Series]] = field(default_factory=dict)
+    """By slot: stage, alpha, contribution and blueprint, one per state; decision t leads from state t to t + 1."""
+    steps: dict[str, Series] = field(default_factory=dict)
+    """One per decision: action, legal_ops (joined by spaces), value, reward; val_loss and val_accuracy after it."""
+    probabilities: dict[str, Series] = field(default_factory=dict)
+    """Probability of the chosen value by head; None where the head was not used."""
+    reward_terms: dict[str, Series] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +163,16 @@ class Anomaly(Event, kind="anomaly", level="minimal"):
     threshold: float
     where: str = ""
     """The head, layer or group; empty for the whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau(Event, kind="plateau", level="minimal"):
+    """A metric has not improved for a while; recorded once, until it improves again."""
+
+    metric: str
+    best: float
+    """Of its running mean."""
+    best_update: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +250,9 @@ class PhaseTimings(ProcessEvent, kind="timings"):
 
     seconds: dict[str, float]
     """By phase: rollout, statistics, update, record, checkpoint."""
+    decisions_per_second: float = math.nan
+    memory_mb: dict[str, float] = field(default_factory=dict)
+    """Peak resident memory so far: of the learner, and of all its worker processes on this machine."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +285,18 @@ def from_json(line: str | bytes) -> Event | Unknown:
         if kind not in KINDS:
             return Unknown(kind, check_values(record, "it"))
         cls = KINDS[kind]
-        return cls(**{name: codec.decode(record[name]) for name, codec in _codecs(cls) if name in record})
+        return make_event(cls, {name: codec.decode(record[name]) for name, codec in _codecs(cls) if name in record})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise EventError(f"not an event ({type(error).__name__}: {error}): {line[:80]!r}") from None
+
+
+def make_event(cls: type[E], values: dict[str, Any]) -> E:
+    """The event with these fields. If none is left to its default it is several times faster than calling the class."""
+    if len(values) < len(_codecs(cls)):
+        return cls(**values)
+    event = object.__new__(cls)
+    vars(event).update(values)  # __init__ of a frozen dataclass sets the fields one by one
+    return event
 
 
 class _Codec(NamedTuple):
@@ -286,6 +336,22 @@ def _values(codec: _Codec) -> _Codec:
     return _Codec(*(lambda d, convert=convert: {str(k): convert(v) for k, v in d.items()} for convert in codec))
 
 
+def _pairs(items: Any) -> tuple[tuple[str, int], ...]:
+    return tuple((str(name), operator.index(number)) for name, number in items)
+
+
+def _write_columns(columns: dict[str, Series]) -> dict[str, Any]:
+    return {str(name): write_series(values) for name, values in columns.items()}
+
+
+def _read_columns(saved: dict[str, Any], reader: SeriesReader) -> dict[str, Series]:
+    return {name: reader.read(values) for name, values in saved.items()}
+
+
+def _read_tables(saved: dict[str, Any], reader: SeriesReader) -> dict[str, dict[str, Series]]:
+    return {name: _read_columns(columns, reader) for name, columns in saved.items()}
+
+
 _INT = _Codec(operator.index, operator.index)
 _FLOAT = _Codec(_number, _float)
 _STR = _Codec(str, str)
@@ -297,9 +363,15 @@ _CODECS: dict[Any, _Codec] = {
     str | None: _or_none(_STR),
     float | None: _or_none(_FLOAT),
     tuple[str, ...]: _Codec(lambda items: [str(item) for item in items], lambda items: tuple(map(str, items))),
+    tuple[tuple[str, int], ...]: _Codec(_pairs, _pairs),
     dict[str, int]: _values(_INT),
     dict[str, float]: _values(_FLOAT),
     dict[str, str]: _values(_STR),
+    dict[str, Series]: _Codec(_write_columns, lambda saved: _read_columns(saved, SeriesReader())),
+    dict[str, dict[str, Series]]: _Codec(
+        lambda tables: {str(name): _write_columns(table) for name, table in tables.items()},
+        lambda saved: _read_tables(saved, SeriesReader()),
+    ),
     dict[str, Any]: _Codec(_plain, lambda table: check_values(dict(table), "its settings")),
 }
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from simic.control.governor import Verdict
 from simic.environment.episodes import EpisodeRecord
-from simic.lifecycle.actions import HEADS, HEADS_USED_BY, Action, Column, Op
+from simic.lifecycle.actions import HEAD_USED, HEADS, HEADS_USED_BY, Action, Column, Op
 from simic.lifecycle.stages import LIVE, Stage
 from simic.telemetry.events import (
     DecisionMade,
     EpisodeOutcome,
+    EpisodeTrace,
     Event,
     GamingSuspicion,
     GovernorRollback,
     LifecycleChange,
 )
+from simic.telemetry.series import Series, rounded
 
+TRACED_HOSTS = 4
+"""Hosts of each group whose episodes are traced at level normal; at level debug all are."""
 _EMPTY = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT)
 """Stages without a seed."""
 
@@ -46,6 +51,7 @@ def episode_events(record: EpisodeRecord, update: int, group: int) -> Iterator[E
             operations={str(op): int((ops == int(op)).sum()) for op in Op},
             seeds={"fossilized": kept, "pruned": germinated - kept - dropped, "dropped": dropped},
             rolled_back=bool(record.verdict[:, env].any()),
+            gain=float(record.score[env] - record.twins.score[env]) if record.twins else math.nan,
         )
 
 
@@ -142,12 +148,81 @@ def decision_events(record: EpisodeRecord, update: int, group: int) -> Iterator[
         )
 
 
+def trace_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """The whole episodes of the group's first hosts."""
+    for env in range(min(TRACED_HOSTS, len(record.score))):
+        yield _trace(record, update, group, env)
+
+
+def debug_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
+    """The episodes of the other hosts, and every decision of all of them."""
+    for env in range(TRACED_HOSTS, len(record.score)):
+        yield _trace(record, update, group, env)
+    yield from decision_events(record, update, group)
+
+
+def _trace(record: EpisodeRecord, update: int, group: int, env: int) -> EpisodeTrace:
+    steps = int(record.decisions[env])
+    rows, states = record.action[:steps, env], slice(steps + 1)
+    actions = [Action.decode(row, record.slot_names, record.blueprint_names) for row in rows]
+    legal = [[str(op) for op in Op if record.legal_ops[step, env, op]] for step in range(steps)]
+    series = {"val_loss": record.val_loss[1:], "val_accuracy": record.val_accuracy[1:], "reward": record.reward}
+    series |= {"value": record.policy.value if record.policy else None}
+    return EpisodeTrace(
+        update=update,
+        group=group,
+        env=env,
+        task=record.task,
+        score=float(record.score[env]),
+        metric=float(record.val_accuracy[steps, env]),
+        host_parameters=record.host_parameters,
+        parameters=int(record.exported_parameters[env]),
+        rolled_back=bool(record.verdict[:, env].any()),
+        segments=tuple(record.segments.items()),
+        seed_parameters=tuple((name, _last_size(record, states, env, i)) for i, name in enumerate(record.slot_names)),
+        slots={name: _slot_series(record, states, env, i) for i, name in enumerate(record.slot_names)},
+        steps={
+            "action": [str(action) for action in actions],
+            "legal_ops": [" ".join(ops) for ops in legal],
+            **{name: rounded(values[:steps, env]) for name, values in series.items() if values is not None},
+        },
+        probabilities=_probabilities(record, steps, env),
+        reward_terms={name: rounded(values[:steps, env]) for name, values in (record.reward_terms or {}).items()},
+    )
+
+
+def _slot_series(record: EpisodeRecord, states: slice, env: int, slot: int) -> dict[str, Series]:
+    slots, at = record.slots, (states, env, slot)
+    return {
+        "stage": [str(Stage(code)) for code in slots.stage[at].tolist()],
+        "alpha": rounded(slots.alpha[at]),
+        "contribution": rounded(slots.contribution[at]),
+        "blueprint": [record.blueprint_names[index] if index >= 0 else "" for index in slots.blueprint[at].tolist()],
+    }
+
+
+def _last_size(record: EpisodeRecord, states: slice, env: int, slot: int) -> int:
+    """Parameters of the last seed that the slot held; 0 if there was none."""
+    sizes = record.seed_parameters[states, env, slot]
+    return int(sizes[sizes > 0][-1]) if (sizes > 0).any() else 0
+
+
+def _probabilities(record: EpisodeRecord, steps: int, env: int) -> dict[str, Series]:
+    """Of the chosen value of each head that was used at least once."""
+    if record.policy is None or record.policy.probability is None:
+        return {}
+    used = HEAD_USED[record.action[:steps, env, Column.OP]]
+    values = np.where(used, record.policy.probability[:steps, env], np.nan)
+    return {head: rounded(values[:, i]) for i, head in enumerate(HEADS) if used[:, i].any()}
+
+
 EVENTS_OF: dict[type[Event], Callable[[EpisodeRecord, int, int], Iterator[Event]]] = {
     EpisodeOutcome: episode_events,
     GovernorRollback: rollback_events,
     LifecycleChange: lifecycle_events,
     GamingSuspicion: gaming_events,
-    DecisionMade: decision_events,
+    EpisodeTrace: trace_events,
+    DecisionMade: debug_events,
 }
 """The function that makes the events of each kind: (record, update, group)."""
 

@@ -26,6 +26,7 @@ from simic.telemetry.events import (
     Update,
     WorkerFault,
 )
+from simic.telemetry.memory import peak_memory
 from simic.telemetry.recorder import Recorder
 from simic.training.episode_events import EVENTS_OF
 from simic.training.episode_files import save_episodes
@@ -139,6 +140,8 @@ class Run:
         self.recorder.record(Update(update=self.update, metrics=metrics))
         for anomaly in anomalies:
             self.recorder.record(anomaly)
+        if plateau := self.detector.check_plateau(self.update, metrics):
+            self.recorder.record(plateau)
         for fault in self.pool.faults:
             group = fault.job % self.num_groups if fault.job >= 0 else fault.job
             error = f"exit code {fault.exit_code}"
@@ -158,14 +161,21 @@ class Run:
             self._save()
 
     def log_timings(self) -> None:
-        """Record how long the phases of the last update took."""
-        self.recorder.record(PhaseTimings(update=self.update - 1, seconds=dict(self._seconds)))
+        """Record how long the phases of the last update took, and the memory in use."""
+        seconds, speed = dict(self._seconds), self._decisions_per_second()
+        self.recorder.record(
+            PhaseTimings(
+                update=self.update - 1, seconds=seconds, decisions_per_second=speed, memory_mb=peak_memory()
+            )
+        )
 
     def report_progress(self, anomalies: Sequence[Anomaly]) -> None:
         """Show the main metrics of the last update."""
-        metrics = self.history[-1]
-        speed = metrics["decisions"] / max(sum(self._seconds.values()), 1e-9)
-        show_update(self.progress, self.update, self.updates, metrics, speed, anomalies)
+        speed = self._decisions_per_second()
+        show_update(self.progress, self.update, self.updates, self.history[-1], speed, anomalies)
+
+    def _decisions_per_second(self) -> float:
+        return self.history[-1]["decisions"] / max(sum(self._seconds.values()), 1e-9)
 
     def call_back(self) -> None:
         """Call `on_update`, which may end the run."""

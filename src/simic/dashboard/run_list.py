@@ -1,0 +1,188 @@
+"""The runs and evaluations below a directory, each with a few facts. Of long files only the ends are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simic.dashboard.run_facts import COMPARISON, RESULTS_FILE, compared_scores, identity, run_status
+from simic.dashboard.view_parts import finite, name
+from simic.storage.files import open_file
+from simic.storage.run_directory import DIRECTORIES, RunDirectory
+from simic.telemetry.events import FILES, EventError, ProcessEvent, RunFinished, RunStarted, Update, from_json
+
+MAX_RUNS = 1000
+MAX_DEPTH = 3
+"""Levels of directories that are searched."""
+MAX_FILES = 10_000
+"""Entries of one directory that are looked at."""
+START_BYTES = 1 << 17
+END_BYTES = (1 << 18, 1 << 24)
+"""Bytes of the end of events.jsonl that are searched for the last update: at first, and if it is not there."""
+
+
+class Facts(NamedTuple):
+    """What the files of a run say."""
+
+    first_start: RunStarted | None
+    started: RunStarted | None
+    finished: RunFinished | None
+    last_event: float | None
+    last_update: Update | None
+
+
+def run_list(directory: str | Path) -> list[dict[str, Any]]:
+    """Runs and evaluations in a directory and below it, or the run that it is itself; the newest first.
+
+    `id` is the path below the directory; that of the directory itself is its name.
+    """
+    root = Path(directory)
+    found = [_describe(root, path) for path in islice(_find(root, MAX_DEPTH), MAX_RUNS)]
+    return sorted(found, key=lambda entry: (-(entry["last_event"] or 0.0), entry["id"]))
+
+
+def _find(directory: Path, depth: int) -> Iterator[Path]:
+    """Directories that hold a run or an evaluation; links are not followed."""
+    try:
+        with os.scandir(directory) as entries:
+            found = sorted(islice(entries, MAX_FILES), key=lambda entry: entry.name)
+    except OSError:
+        return
+    names = {entry.name for entry in found if entry.is_file(follow_symlinks=False)}
+    is_run = bool(names & set(FILES))
+    if is_run or RESULTS_FILE in names:
+        yield directory
+    for entry in found if depth else ():
+        inside_run = entry.name in DIRECTORIES and entry.name != COMPARISON
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and not (is_run and inside_run):
+            yield from _find(directory / entry.name, depth - 1)
+
+
+def _describe(root: Path, path: Path) -> dict[str, Any]:
+    about = {
+        "id": root.resolve().name if path == root else path.relative_to(root).as_posix(),
+        "name": name(path.resolve().name),
+        "path": name(str(path)),
+        "bytes": _size(path),
+    }
+    if any((path / file).is_file() for file in FILES):
+        return about | _run(path)
+    return about | _evaluation(path / RESULTS_FILE)
+
+
+def _run(path: Path) -> dict[str, Any]:
+    facts = _read_facts(path, tuple(_signature(path / file) for file in FILES))
+    config = facts.started.config if facts.started else {}
+    updates, metrics = config.get("updates"), facts.last_update.metrics if facts.last_update else {}
+    return {
+        **identity(config, facts.started.command if facts.started else ()),
+        "status": run_status(RunDirectory(path), facts.started, facts.finished),
+        "update": facts.last_update.update + 1 if facts.last_update else 0,
+        "updates": updates if isinstance(updates, int) else None,
+        "score": finite(metrics.get("score")),
+        "gain": finite(metrics.get("gain")),
+        "rules": {},
+        "started": facts.first_start.time if facts.first_start else None,
+        "last_event": facts.last_event,
+    }
+
+
+def _evaluation(results: Path) -> dict[str, Any]:
+    signature = _signature(results)
+    return {
+        "kind": "evaluation",
+        "task": "",
+        "algorithm": "",
+        "preset": None,
+        "status": "done",
+        "update": 0,
+        "updates": None,
+        "score": None,
+        "gain": None,
+        "rules": compared_scores(results),
+        "started": None,
+        "last_event": signature[0] / 1e9,
+    }
+
+
+@lru_cache(maxsize=MAX_RUNS)
+def _read_facts(path: Path, signature: tuple[tuple[int, int], ...]) -> Facts:
+    """Of files that have not changed (`signature`) the facts are known already."""
+    process, events = (path / file for file in FILES)
+    first = next((event for event in _events(_start(process)) if isinstance(event, RunStarted)), None)
+    started, finished, last = first, None, None
+    for event in _events(_end(process, END_BYTES[0])):
+        if isinstance(event, ProcessEvent):
+            last = finite(event.time)
+        if isinstance(event, RunStarted):
+            started, finished = event, None
+        elif isinstance(event, RunFinished):
+            finished = event
+    return Facts(first, started, finished, last, _last_update(events))
+
+
+def _last_update(events: Path) -> Update | None:
+    for size in END_BYTES:
+        for line in reversed(_end(events, size)):
+            if b'"kind":"update"' in line:
+                for event in _events([line]):
+                    if isinstance(event, Update):
+                        return event
+    return None
+
+
+def _events(lines: list[bytes]) -> Iterator[object]:
+    for line in lines:
+        try:
+            yield from_json(line)
+        except EventError:
+            continue
+
+
+def _start(path: Path) -> list[bytes]:
+    """Whole lines at the start of a file."""
+    return _read(path, 0, START_BYTES).split(b"\n")[:-1]
+
+
+def _end(path: Path, size: int) -> list[bytes]:
+    """Whole lines among the last `size` bytes of a file."""
+    start = max(_signature(path)[1] - size, 0)
+    lines = _read(path, start, size).split(b"\n")[:-1]
+    return lines[1:] if start else lines
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    try:
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    """Time of the last change in nanoseconds, and size; zeros for a missing file."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _size(path: Path, depth: int = 2) -> int:
+    """Bytes of the files in a directory and its subdirectories."""
+    try:
+        with os.scandir(path) as entries:
+            total = 0
+            for entry in islice(entries, MAX_FILES):
+                if entry.is_dir(follow_symlinks=False):
+                    total += _size(path / entry.name, depth - 1) if depth else 0
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+            return total
+    except OSError:
+        return 0
