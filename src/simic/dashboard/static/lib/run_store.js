@@ -1,0 +1,78 @@
+/**
+ * What the page knows of one run: the views that the server sent, applied one after the other.
+ */
+
+/** @typedef {{update: number, metrics: Record<string, number | null>, spread?: Record<string, (number | null)[]>,
+ *   seeds?: Record<string, Record<string, number>>,
+ *   anomalies?: {name: string, where: string, value: number | null, threshold: number | null}[]}} Row */
+/** @typedef {{index: number, time: number | null, update: number | null, kind: string, severity: string,
+ *   host: string | null, text: string, slot?: string | null, decision?: number | null}} Entry */
+/** @typedef {{now: boolean, rows: boolean, growth: boolean, story: boolean, reset: boolean}} Change */
+
+const MAX_ENTRIES = 20_000;
+
+export class RunStore {
+  /** @param {string} id */
+  constructor(id) {
+    this.id = id;
+    /** @type {string | null} */
+    this.cursor = null;
+    /** @type {any} */
+    this.now = null;
+    /** @type {Row[]} ascending by update */
+    this.rows = [];
+    /** @type {any} */
+    this.growth = null;
+    /** @type {Entry[]} ascending by index */
+    this.entries = [];
+    this.total = 0;
+  }
+
+  /**
+   * Apply a view of the server.
+   * @param {any} view
+   * @returns {Change} what is new
+   */
+  apply(view) {
+    if (view.reset) {
+      this.rows = [];
+      this.entries = [];
+      this.growth = null;
+      this.total = 0;
+    }
+    const rows = view.learning?.rows ?? [];
+    const entries = view.story?.entries ?? [];
+    const grown = Boolean(view.growth);
+    this.now = view.now ?? this.now;
+    this.cursor = view.cursor ?? this.cursor;
+    if (rows.length) this.rows = merge(this.rows, rows, "update");
+    if (entries.length) this.entries = merge(this.entries, entries, "index").slice(-MAX_ENTRIES);
+    if (grown) this.growth = view.growth;
+    this.total = view.story?.total ?? this.total;
+    const reset = Boolean(view.reset);
+    return { now: true, rows: reset || rows.length > 0, growth: reset || grown, story: reset || entries.length > 0, reset };
+  }
+
+  /** Add older entries of the story. @param {Entry[]} entries */
+  addEntries(entries) {
+    this.entries = merge(this.entries, entries, "index");
+  }
+
+  /** The anomalies of all updates. */
+  get anomalies() {
+    return this.rows.flatMap((row) => (row.anomalies ?? []).map((anomaly) => ({ update: row.update, ...anomaly })));
+  }
+}
+
+/**
+ * Two sorted lists as one; of two with the same key the newer counts.
+ * @template {Record<string, any>} T
+ * @param {T[]} old @param {T[]} fresh @param {string} key
+ * @returns {T[]}
+ */
+function merge(old, fresh, key) {
+  if (!old.length || old[old.length - 1][key] < fresh[0][key]) return old.concat(fresh);
+  const all = new Map(old.map((item) => [item[key], item]));
+  for (const item of fresh) all.set(item[key], item);
+  return [...all.values()].sort((a, b) => a[key] - b[key]);
+}
