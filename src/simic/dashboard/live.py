@@ -92,6 +92,15 @@ class LiveRun:
         """A page of the story."""
         return await self._call(partial(self._watcher.older_entries, before, **chosen))
 
+    def forget_views(self) -> None:
+        """Free the memory of encoded views, which are large; they are made again when asked for."""
+        self._views.clear()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is read on; also False after an error that a new request will report."""
+        return self._follower is not None
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While this is open, the run is read on."""
@@ -125,6 +134,7 @@ class LiveRun:
                 await asyncio.sleep(0 if self._watcher.more else POLL_SECONDS)
         finally:
             self._follower = None
+            self.wake()
 
     async def _read_on(self) -> None:
         await self._call(self._refresh)
@@ -145,7 +155,7 @@ class LiveRun:
 
     def _advance(self) -> None:
         self.version += 1
-        self._views.clear()
+        self.forget_views()
         self.wake()
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -199,7 +209,9 @@ class LiveDirectory:
             self._live.setdefault(name, LiveRun(path))
         self._live.move_to_end(name)
         live = self._live[name]
-        idle = [own for own in self._live if not self._live[own].viewers]
+        idle = [own for own, other in self._live.items() if not other.viewers and other is not live]
+        for own in idle:
+            self._live[own].forget_views()
         self._forget(idle[: max(len(idle) - MAX_IDLE, 0)])
         return live
 

@@ -202,20 +202,22 @@ class EventStream(Response):
     async def _send_views(self, send: Send) -> None:
         await _send_pieces(send, f"retry: {RETRY_MILLISECONDS}\n\n".encode())
         version = -1
-        while not self._directory.closing:
+        while self._run.is_followed and not self._directory.closing:
             if version != self._run.version:
                 view = await self._run.view(self._since)
                 version, self._since = view.version, view.cursor
-                await _send_pieces(send, b"id: %b\ndata: %b\n\n" % (view.cursor.encode(), view.body))
+                await _send_pieces(send, f"id: {view.cursor}\ndata: ".encode(), view.body, b"\n\n")
             elif not await self._run.wait_for_change(KEEP_ALIVE_SECONDS):
                 await _send_pieces(send, b": still here\n\n")
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_pieces(send: Send, content: bytes) -> None:
-    for start in range(0, len(content), CHUNK_BYTES):
-        piece = content[start : start + CHUNK_BYTES]
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+async def _send_pieces(send: Send, *contents: bytes) -> None:
+    """Send without copying: a long view is one object for all who read it."""
+    for content in contents:
+        for start in range(0, len(content), CHUNK_BYTES):
+            piece = content[start : start + CHUNK_BYTES]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def _until_gone(receive: Receive) -> None:
