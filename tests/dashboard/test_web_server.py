@@ -106,7 +106,7 @@ def test_a_rewound_run_is_sent_anew(tmp_path):
 def test_all_who_watch_a_run_share_one_reader(tmp_path):
     run = write_run(tmp_path / "run")
     with watching(tmp_path) as served, served.stream("run") as first, served.stream("run") as second:
-        next(first), next(second)
+        assert next(first) == next(second)
         (shared,) = served.directory._live.values()
         assert shared.viewers == 2
         add_update(run, 4)
@@ -145,7 +145,7 @@ def test_streams_have_a_limit(tmp_path, monkeypatch):
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         with served.stream("run") as first, served.stream("run") as second:
-            next(first), next(second)
+            assert next(first) == next(second)
             full = served.get("/api/run/run/stream")
             assert (full.status, full.headers["retry-after"]) == (503, "5")
             assert "2 pages" in full.json["error"]

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from simic.dashboard.evaluation_view import evaluation_facts
+from simic.dashboard.evaluation_view import evaluation_list
 from simic.dashboard.run_list import run_list
 from simic.dashboard.run_view import RunWatcher
 
@@ -86,11 +86,11 @@ class LiveRun:
 
     async def hosts(self, update: int) -> dict[str, Any]:
         """The traced hosts of an earlier update."""
-        return await self._call(self._watcher.hosts, update) or {"update": update, "hosts": []}
+        return await self._call(self._watcher.hosts, update)
 
-    async def older_entries(self, before: int, **chosen: Any) -> dict[str, Any]:
+    async def events(self, **chosen: Any) -> dict[str, Any]:
         """A page of the story."""
-        return await self._call(partial(self._watcher.older_entries, before, **chosen))
+        return await self._call(partial(self._watcher.events, **chosen))
 
     def forget_views(self) -> None:
         """Free the memory of encoded views, which are large; they are made again when asked for."""
@@ -143,11 +143,11 @@ class LiveRun:
 
     def _refresh(self) -> None:
         # Told from here, because whoever asked may be gone when the thread is done.
-        if self._watcher.refresh(SLICE_SECONDS) or self._status_changed():
+        if self._watcher.refresh(SLICE_SECONDS) or self._now_changed():
             self._loop.call_soon_threadsafe(self._advance)
 
-    def _status_changed(self) -> bool:
-        """Whether something changed that no event tells: the process died, or the comparison is there."""
+    def _now_changed(self) -> bool:
+        """Whether something changed that no event tells, such as the scores of the comparison at the end."""
         if self._now is None or time.monotonic() - self._looked < NOW_SECONDS:
             return False
         self._looked = time.monotonic()
@@ -242,15 +242,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def _list(root: Path) -> dict[str, list[dict[str, Any]]]:
-    found = [entry for entry in run_list(root) if _is_text(entry["id"])]
-    return {
-        "runs": [entry for entry in found if entry["kind"] != "evaluation"],
-        "evaluations": [
-            {name: entry[name] for name in ("id", "name", "path", "bytes")} | evaluation_facts(_path(root, entry["id"]))
-            for entry in found
-            if entry["kind"] == "evaluation"
-        ],
-    }
+    found = {"runs": run_list(root), "evaluations": evaluation_list(root)}
+    return {kind: [entry for entry in entries if _is_text(entry["id"])] for kind, entries in found.items()}
 
 
 def _path(root: Path, name: str) -> Path:

@@ -183,7 +183,7 @@ class RunWatcher:
         They are read from the file, from bookmark to bookmark; long searches may end before `limit` are found.
         """
         wanted = {"kind": kind, "host": host, "severity": severity}
-        low, high = -1 if after is None else after, math.inf if before is None else before
+        low, high = -1 if after is None else after, 2**62 if before is None else before
         told = self.state.told[EVENTS_FILE]
         blocks = range(max(low, 0) // PLACES // BOOKMARK, len(self._bookmarks))
         if after is None:

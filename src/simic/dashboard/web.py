@@ -40,8 +40,6 @@ DEFAULT_EVENTS, MAX_EVENTS = 200, 2000
 """Entries of one page of the story."""
 MAX_DIGITS = 15
 """Of a number in a request."""
-LAST = 10**MAX_DIGITS
-"""Above the index of every entry."""
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -131,11 +129,11 @@ class _Answers:
         return _json(await run.hosts(update))
 
     async def events(self, request: Request) -> Response:
-        before, limit = _number(request, "before"), _number(request, "limit")
+        numbers = {name: _number(request, name) for name in ("after", "before", "limit")}
+        limit = DEFAULT_EVENTS if numbers["limit"] is None else min(max(numbers["limit"], 1), MAX_EVENTS)
         chosen = {name: request.query_params.get(name) or None for name in ("kind", "host", "severity")}
-        limit = min(DEFAULT_EVENTS if limit is None else max(limit, 1), MAX_EVENTS)
         run = await self._current_run(request)
-        return _json(await run.older_entries(LAST if before is None else before, limit=limit, **chosen))
+        return _json(await run.events(**numbers | chosen | {"limit": limit}))
 
     async def evaluation(self, request: Request) -> Response:
         path = await self._evaluation(request)
