@@ -241,3 +241,35 @@ def test_places_to_listen_are_checked():
         bind("192.0.2.1", 0)
     with pytest.raises(ValueError, match="--host must be a name or address of this machine, got 'no such host'"):
         resolve("no such host")
+
+
+def test_a_stream_tells_what_no_event_tells(tmp_path):
+    """The comparison at the end of a run is a file of its own."""
+    run = write_run(tmp_path / "run")
+    with watching(tmp_path) as served, served.stream("run") as messages:
+        assert next(messages)[1]["now"]["rules"] == {}
+        (run / "comparison").mkdir()
+        (run / "comparison" / "results.json").write_text(json.dumps(make_results({"wait": "wait"})))
+        _, view = next(messages)
+        assert list(view["now"]["rules"]) == ["wait"]
+        assert (view["reset"], updates(view)) == (False, [])
+
+
+def test_a_directory_whose_name_is_no_text_is_left_out(tmp_path):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / b"\xff\xfe".decode(errors="surrogateescape"))
+    with watching(tmp_path) as served:
+        assert [run["id"] for run in served.get("/api/runs").json["runs"]] == ["run"]
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_tried_again(tmp_path):
+    run = write_run(tmp_path / "run")
+    with watching(tmp_path) as served, served.stream("run") as messages:
+        next(messages)
+        (run / "events.jsonl").unlink()
+        (run / "events.jsonl").mkdir()
+        time.sleep(0.6)
+        assert served.get("/api/runs").status == 200
+        (run / "events.jsonl").rmdir()
+        add_update(run, 7)
+        assert updates(next(messages)[1]) == [7]
