@@ -7,7 +7,7 @@ import time
 
 import pytest
 from helpers.reports import make_results, write_run
-from helpers.watching import watching
+from helpers.watching import read_all, watching
 
 from simic.dashboard import live, web_server
 from simic.dashboard.web_server import bind, page_address, resolve, serve
@@ -213,12 +213,13 @@ def test_the_server_stops_within_a_second_whoever_watches(tmp_path):
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         sleepers = [served.connect("/api/run/run/stream") for _ in range(5)]
-        sleepers.append(socket.create_connection(("127.0.0.1", served.port)))
+        silent = socket.create_connection(("127.0.0.1", served.port))
         with served.stream("run") as messages:
             next(messages)
             assert served.stop() < 1
             assert list(messages) == []
-        for client in sleepers:
+        assert read_all(sleepers[0]).endswith(b"\r\n0\r\n\r\n"), "the stream was cut off, not ended"
+        for client in (*sleepers, silent):
             client.close()
 
 

@@ -59,7 +59,7 @@ class Watched:
         """What the server answers to bytes, until it closes or waits for more."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as client:
             client.sendall(request)
-            return _read_all(client)
+            return read_all(client)
 
     def connect(self, path: str, *, receive_bytes: int | None = None, **headers: str) -> socket.socket:
         """A connection on which a request was sent and nothing was read."""
@@ -120,7 +120,8 @@ def _messages(file: Any) -> Iterator[tuple[str, Any]]:
             yield fields[b"id"].decode(), json.loads(fields[b"data"])
 
 
-def _read_all(client: socket.socket) -> bytes:
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes, or nothing comes any more."""
     received = b""
     try:
         while piece := client.recv(65536):
