@@ -267,6 +267,14 @@ def test_huge_heads_are_refused(served, pieces):
             assert client.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
 
 
+def test_a_head_without_end_is_not_collected(served):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=3) as client:
+        for _ in range(40):
+            _try_to_send(client, b"X" * 1000)
+            time.sleep(0.001)
+        assert client.recv(12) == b"HTTP/1.1 400"
+
+
 def test_what_is_no_http_is_refused(served):
     for request in (
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",

@@ -179,6 +179,9 @@ def test_a_head_request_has_no_body(tmp_path):
             answer = served.get(path, method="HEAD")
             assert answer.body == b"", path
             assert answer.status == (404 if "none" in path else 200)
+        with served.connect("/api/run/run/stream", method="HEAD") as client:
+            client.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert b"HTTP/1.1 401" in read_all(client), "the stream was not over"
 
 
 def test_files_of_the_page_are_asked_for_again_only_when_they_changed(tmp_path):

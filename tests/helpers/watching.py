@@ -61,7 +61,9 @@ class Watched:
             client.sendall(request)
             return read_all(client)
 
-    def connect(self, path: str, *, receive_bytes: int | None = None, **headers: str) -> socket.socket:
+    def connect(
+        self, path: str, *, method: str = "GET", receive_bytes: int | None = None, **headers: str
+    ) -> socket.socket:
         """A connection on which a request was sent and nothing was read."""
         client = socket.socket()
         if receive_bytes is not None:
@@ -69,14 +71,17 @@ class Watched:
         client.settimeout(10)
         client.connect(("127.0.0.1", self.port))
         extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {self.cookie}\r\n{extra}\r\n".encode())
+        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {self.cookie}\r\n{extra}\r\n".encode())
         return client
 
     @contextmanager
     def stream(self, run: str, query: str = "", **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The messages of a run's stream: (id, view)."""
         address = f"/api/run/{run}/stream{query}"
-        with self.connect(address, receive_bytes=None, **headers) as client, client.makefile("rb") as file:
+        with (
+            self.connect(address, method="GET", receive_bytes=None, **headers) as client,
+            client.makefile("rb") as file,
+        ):
             status = file.readline()
             assert b" 200 " in status, status
             yield _messages(file)
