@@ -48,7 +48,7 @@ export function decisionTable(host, selected, pick) {
       { "data-selected": t === selected ? "" : null, onclick: () => pick(t) },
       h("td", { class: "number" }, h("button", { type: "button", class: "plain", "data-key": `decision-${t}`, "aria-pressed": t === selected ? "true" : "false", "aria-label": `Decision ${own.decision}` }, whole(own.decision))),
       h("td", {}, opMark(own.op), h("span", { class: "action" }, actionText(own))),
-      h("td", { class: "number" }, percent(jointProbability(own))),
+      h("td", { class: "number" }, percent(jointProbability(own), 1)),
       h("td", { class: "number roomy" }, whole(own.legal_ops?.length)),
       h("td", { class: "number roomy" }, percent(own.val_accuracy, 1)),
       h("td", { class: "number" }, signed(own.reward, 2)),

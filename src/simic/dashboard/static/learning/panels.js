@@ -9,6 +9,8 @@ import { known, percent, words } from "../lib/format.js";
 /** @typedef {import("../lib/charts.js").ChartData} ChartData */
 /** @typedef {{id: string, name: string, rows: Row[], anomalies: {update: number, name: string, where: string}[]}} RunRows */
 
+const MAX_OWN = 24;
+
 /** Charts of one metric per run; several runs are overlaid. */
 const METRICS = [
   { key: "score", title: "Score", unit: "points", spread: "score" },
@@ -37,6 +39,9 @@ export const PANELS = [
 
 /** One metric of all runs, by its name in events. @param {string} name @returns {Panel} */
 export const namedPanel = (name) => metricPanel({ key: name, title: words(name), unit: "" });
+
+/** The charts of a user's own training, whose metrics have any names. @param {RunRows[]} runs */
+export const ownPanels = (runs) => metricNames(runs).slice(0, MAX_OWN).map((name) => namedPanel(name));
 
 /** All metrics that the runs have. @param {RunRows[]} runs @returns {string[]} */
 export const metricNames = (runs) => [...new Set(runs.flatMap((run) => run.rows.slice(-50).flatMap((row) => Object.keys(row.metrics))))].sort();

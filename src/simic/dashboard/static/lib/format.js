@@ -36,10 +36,12 @@ export function short(value) {
   return fixed(value, Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
 
-/** A difference of any size, always with its sign. @param {number | null | undefined} value */
+/** A difference of any size with two significant digits, always with its sign. @param {number | null | undefined} value */
 export function signedShort(value) {
   if (!known(value)) return NONE;
-  return value > 0 ? `+${short(value)}` : short(value);
+  const rounded = Number(value.toPrecision(2));
+  const text = Math.abs(rounded) < 100 ? tick(rounded) : short(rounded);
+  return rounded > 0 ? `+${text}` : rounded < 0 ? text : "±0";
 }
 
 /** A number without zeros at its end, for axes. @param {number} value */

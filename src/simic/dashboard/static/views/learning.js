@@ -11,7 +11,7 @@ import { plural, short, whole, words } from "../lib/format.js";
 import { RunStore } from "../lib/run_store.js";
 import { comparisonForm, comparisonPanel, MAX_OTHERS } from "../learning/comparison.js";
 import { fatesFigure } from "../learning/fates.js";
-import { metricNames, namedPanel, PANELS } from "../learning/panels.js";
+import { metricNames, namedPanel, ownPanels, PANELS } from "../learning/panels.js";
 
 const SHOWN_ANOMALIES = 30;
 
@@ -53,7 +53,8 @@ export function learningView({ store, route: first, go }) {
   /** @param {import("../learning/panels.js").RunRows[]} runs */
   function drawCharts(runs) {
     const named = route.query.get("metric");
-    const panels = named ? [namedPanel(named), ...PANELS] : PANELS;
+    const usual = store.now.kind === "growth" ? ownPanels(runs) : PANELS;
+    const panels = named ? [namedPanel(named), ...usual] : usual;
     const shown = /** @type {Chart[]} */ ([]);
     for (const panel of panels) {
       for (const part of panel.each ? runs.map((run) => [run]) : [runs]) {
