@@ -7,7 +7,7 @@ import pytest
 from helpers.reports import make_results, two_groups
 
 from simic.dashboard import evaluation_view as views
-from simic.dashboard.evaluation_view import evaluation_list, evaluation_view
+from simic.dashboard.evaluation_view import evaluation_facts, evaluation_view
 
 
 def write(directory, results):
@@ -47,30 +47,27 @@ def test_groups_are_judged_as_one_and_their_members_apart(tmp_path):
     assert task["ours"] == pytest.approx((task["a"] + task["b"] + task["c"]) / 3)
 
 
-def test_evaluations_are_found_in_runs_and_by_themselves(tmp_path):
-    results = make_results({"wait": "wait", "heuristic": "heuristic"})
-    write(tmp_path / "early", results)
-    write(tmp_path / "run" / "comparison", results)
-    write(tmp_path / "run" / "episodes", results)  # not where results are
-    write(tmp_path / "a" / "b" / "too deep", results)
-    os.utime(tmp_path / "early" / "results.json", (1, 1))
-    found = evaluation_list(tmp_path)
-    assert [entry["id"] for entry in found] == ["run/comparison", "early"]
-    assert (found[0]["controllers"], found[0]["tasks"], found[0]["hosts"]) == (["heuristic", "wait"], 3, 12)
-    (alone,) = evaluation_list(tmp_path / "early")
-    assert alone["id"] == "early"
-
-
-def test_what_cannot_be_read_is_listed_without_its_facts(tmp_path, monkeypatch):
-    write(tmp_path / "damaged", {"format": 2})
-    (write(tmp_path / "link", {}) / "results.json").unlink()
-    (tmp_path / "link" / "results.json").symlink_to(write(tmp_path / "good", make_results({"wait": "wait"})))
-    found = {entry["id"]: entry["controllers"] for entry in evaluation_list(tmp_path)}
-    assert found == {"damaged": None, "good": ["wait"]}
-    with pytest.raises(ValueError, match=r"damaged/results\.json holds no whole results .* run it again"):
-        evaluation_view(tmp_path / "damaged")
+def test_a_list_shows_a_few_facts(tmp_path, monkeypatch):
+    path = write(tmp_path / "good", make_results({"wait": "wait", "heuristic": "heuristic"}))
+    os.utime(path / "results.json", (5, 5))
+    facts = {"modified": 5.0, "controllers": ["heuristic", "wait"], "tasks": 3, "hosts": 12}
+    assert evaluation_facts(path) == facts
     monkeypatch.setattr(views, "MAX_LISTED_BYTES", 100)
-    assert {entry["id"]: entry["controllers"] for entry in evaluation_list(tmp_path)}["good"] is None
+    assert evaluation_facts(path) == {"modified": 5.0, "controllers": None, "tasks": None, "hosts": None}
+
+
+def test_what_cannot_be_read_is_listed_without_its_facts(tmp_path):
+    damaged = write(tmp_path / "damaged", {"format": 2})
+    assert evaluation_facts(damaged)["controllers"] is None
+    with pytest.raises(ValueError, match=r"damaged/results\.json holds no whole results .* run it again"):
+        evaluation_view(damaged)
+    good = write(tmp_path / "good", make_results({"wait": "wait"}))
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "results.json").symlink_to(good / "results.json")
+    assert evaluation_facts(tmp_path / "link")["controllers"] is None
+    with pytest.raises(OSError, match="is a symbolic link"):
+        evaluation_view(tmp_path / "link")
+    assert evaluation_facts(tmp_path / "none")["modified"] is None
 
 
 def test_results_are_read_again_when_they_changed(tmp_path):

@@ -75,7 +75,8 @@ class Watched:
     @contextmanager
     def stream(self, run: str, query: str = "", **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The messages of a run's stream: (id, view)."""
-        with self.connect(f"/api/run/{run}/stream{query}", **headers) as client, client.makefile("rb") as file:
+        address = f"/api/run/{run}/stream{query}"
+        with self.connect(address, receive_bytes=None, **headers) as client, client.makefile("rb") as file:
             status = file.readline()
             assert b" 200 " in status, status
             yield _messages(file)

@@ -35,11 +35,10 @@ class WatchCommand:
             raise FileNotFoundError(f"there is no directory {self.path}; {hint}")
         if not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; name the directory of a run, or one that holds runs")
-        path = self.path.absolute() if not self.path.name else self.path
         if self.terminal:
             from simic.dashboard.terminal import watch_in_terminal
 
-            return watch_in_terminal(path)
+            return watch_in_terminal(self.path)
         try:
             from simic.dashboard.web_server import serve
         except ImportError as error:
@@ -49,4 +48,4 @@ class WatchCommand:
                 f"simic watch needs {error.name}; install it with: pip install 'simic-rl[watch]', "
                 "or look in the terminal with --terminal"
             ) from None
-        return serve(path, host=self.host, port=self.port, use_token=not self.no_token, open_browser=self.open)
+        return serve(self.path, host=self.host, port=self.port, use_token=not self.no_token, open_browser=self.open)

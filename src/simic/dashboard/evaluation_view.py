@@ -1,13 +1,13 @@
-"""Evaluations as JSON for `simic watch`: a list of those in a directory, and one with its comparisons.
+"""Evaluations as JSON for `simic watch`: a few facts for a list, or one with all its comparisons.
 
 Everything comes from results.json, which is read again only when it changed.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,74 +16,41 @@ import numpy as np
 
 from simic.dashboard.charts import FATES
 from simic.dashboard.evaluation_report import Results, read_results, verdict
+from simic.dashboard.run_facts import RESULTS_FILE
 from simic.evaluation.groups import Groups
-from simic.storage.files import FileSizeError, check_regular, list_directory
-from simic.storage.run_directory import DIRECTORIES
+from simic.storage.files import check_regular
+from simic.storage.printable import printable
 
-RESULTS = "results.json"
 MAX_LISTED_BYTES = 2**25
 """Larger results are listed without their controllers: reading them would hold up the list."""
 MEASURES = ("score", "metric", "area", "parameters", "flops")
 PAIRED = ("score", "metric", "log2_flops", "log2_parameters")
 FIGURES = ("mean", "low", "high", "iqm", "probability")
-_NOT_SEARCHED = frozenset(DIRECTORIES) - {"comparison"}
 
 
-def evaluation_list(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations in a directory, in its subdirectories and in theirs; the latest first."""
-    found = [_entry(directory, path) for path in _find(directory)]
-    return sorted((entry for entry in found if entry), key=lambda entry: -entry["modified"])
+def evaluation_facts(path: Path) -> dict[str, Any]:
+    """What a list shows of an evaluation; None for what cannot be read: its own page says why."""
+    try:
+        found = (path / RESULTS_FILE).lstat()
+    except OSError:
+        return dict.fromkeys(("modified", "controllers", "tasks", "hosts"))
+    facts: dict[str, Any] = {"modified": found.st_mtime, **dict.fromkeys(("controllers", "tasks", "hosts"))}
+    if found.st_size <= MAX_LISTED_BYTES:
+        with suppress(ValueError, OSError):
+            view = evaluation_view(path)
+            names = [own["name"] for own in view["controllers"] if own["member_of"] is None]
+            facts |= {"controllers": names, "tasks": len(view["tasks"])}
+            facts["hosts"] = facts["tasks"] * view["rng_seeds"]
+    return facts
 
 
 def evaluation_view(path: Path) -> dict[str, Any]:
     """Everything of an evaluation but its single episodes."""
-    file = path / RESULTS
+    file = path / RESULTS_FILE
     check_regular(file)
     found = file.stat()
-    return {"name": path.name, "path": str(path), "modified": found.st_mtime} | _summary(
-        file, found.st_mtime_ns, found.st_size
-    )
-
-
-def _find(directory: Path) -> Iterator[Path]:
-    """Directories with results, two levels deep. Links are not followed."""
-    pending = [(directory, 2)]
-    while pending:
-        path, depth = pending.pop()
-        if os.path.lexists(path / RESULTS):
-            yield path
-        if depth:
-            try:
-                below = list_directory(path)
-            except (OSError, FileSizeError):
-                continue  # not ours, or removed meanwhile
-            below = [item for item in below if item.name not in _NOT_SEARCHED and not item.is_symlink()]
-            pending += [(item, depth - 1) for item in below if item.is_dir()]
-
-
-def _entry(directory: Path, path: Path) -> dict[str, Any] | None:
-    try:
-        check_regular(path / RESULTS)
-        found = (path / RESULTS).stat()
-    except OSError:
-        return None
-    entry: dict[str, Any] = {
-        "id": path.name if path == directory else path.relative_to(directory).as_posix(),
-        "name": path.name if path == directory else path.relative_to(directory).as_posix(),
-        "path": str(path),
-        "modified": found.st_mtime,
-        "bytes": found.st_size,
-        **dict.fromkeys(("controllers", "tasks", "hosts")),
-    }
-    if found.st_size <= MAX_LISTED_BYTES:
-        try:
-            summary = _summary(path / RESULTS, found.st_mtime_ns, found.st_size)
-        except (ValueError, OSError):
-            return entry  # damaged, or being written: its own page says more
-        names = [own["name"] for own in summary["controllers"] if own["member_of"] is None]
-        tasks = len(summary["tasks"])
-        entry |= {"controllers": names, "tasks": tasks, "hosts": tasks * summary["rng_seeds"]}
-    return entry
+    summary = _summary(file, found.st_mtime_ns, found.st_size)
+    return {"name": printable(path.resolve().name), "path": printable(path), "modified": found.st_mtime, **summary}
 
 
 @lru_cache(maxsize=64)

@@ -20,13 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from simic.dashboard.evaluation_view import evaluation_list
-from simic.dashboard.run_view import RunWatcher, run_list
+from simic.dashboard.evaluation_view import evaluation_facts
+from simic.dashboard.run_list import run_list
+from simic.dashboard.run_view import RunWatcher
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.25
 """Between two looks at the files of a watched run."""
+NOW_SECONDS = 1.0
+"""Between two looks at what changes without an event."""
 SLICE_SECONDS = 0.2
 """Reading at a stretch: a server that is told to stop waits for no more than that."""
 CATCH_UP_SECONDS = 3.0
@@ -59,6 +62,8 @@ class LiveRun:
         self._changed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._views: dict[str | None, Encoded] = {}
+        self._now: dict[str, Any] | None = None  # as it was told last
+        self._looked = time.monotonic()
         self.viewers, self.version = 0, 0
 
     async def catch_up(self) -> None:
@@ -81,11 +86,11 @@ class LiveRun:
 
     async def hosts(self, update: int) -> dict[str, Any]:
         """The traced hosts of an earlier update."""
-        return await self._call(self._watcher.hosts, update)
+        return await self._call(self._watcher.hosts, update) or {"update": update, "hosts": []}
 
-    async def events(self, **chosen: Any) -> dict[str, Any]:
+    async def older_entries(self, before: int, **chosen: Any) -> dict[str, Any]:
         """A page of the story."""
-        return await self._call(partial(self._watcher.events, **chosen))
+        return await self._call(partial(self._watcher.older_entries, before, **chosen))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -128,8 +133,15 @@ class LiveRun:
 
     def _refresh(self) -> None:
         # Told from here, because whoever asked may be gone when the thread is done.
-        if self._watcher.refresh(SLICE_SECONDS):
+        if self._watcher.refresh(SLICE_SECONDS) or self._status_changed():
             self._loop.call_soon_threadsafe(self._advance)
+
+    def _status_changed(self) -> bool:
+        """Whether something changed that no event tells: the process died, or the comparison is there."""
+        if self._now is None or time.monotonic() - self._looked < NOW_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        return self._watcher.view(str(self._watcher.cursor))["now"] != self._now
 
     def _advance(self) -> None:
         self.version += 1
@@ -150,6 +162,7 @@ class LiveRun:
 
     def _encode(self, since: str | None) -> tuple[str, bytes]:
         view = self._watcher.view(since)
+        self._now = view["now"]
         return view["cursor"], encode_json(view)
 
 
@@ -217,15 +230,22 @@ def encode_json(value: Any) -> bytes:
 
 
 def _list(root: Path) -> dict[str, list[dict[str, Any]]]:
-    found = {"runs": run_list(root), "evaluations": evaluation_list(root)}
-    return {kind: [e for e in entries if _is_inside(root, _path(root, e["id"]))] for kind, entries in found.items()}
+    found = [entry for entry in run_list(root) if _is_text(entry["id"])]
+    return {
+        "runs": [entry for entry in found if entry["kind"] != "evaluation"],
+        "evaluations": [
+            {name: entry[name] for name in ("id", "name", "path", "bytes")} | evaluation_facts(_path(root, entry["id"]))
+            for entry in found
+            if entry["kind"] == "evaluation"
+        ],
+    }
 
 
 def _path(root: Path, name: str) -> Path:
-    """The directory of an entry of the listing: below the root, or the root itself, which is listed by its name."""
-    return root if name == root.name else root / name
+    """The directory of an entry of the listing; the root itself is listed by its name, if it is a run."""
+    return root if name == root.resolve().name and not (root / name).is_dir() else root / name
 
 
-def _is_inside(root: Path, path: Path) -> bool:
-    """Whether a directory lies below the root in truth: a link in it may lead anywhere."""
-    return path.resolve().is_relative_to(root.resolve())
+def _is_text(name: str) -> bool:
+    """Whether a name of the file system can be part of an address: it may be any bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,13 +77,18 @@ class RunWatcher:
 
     # Reading.
 
-    def refresh(self) -> bool:
-        """Fold what is new; whether there was something."""
-        before = self.cursor
+    @property
+    def more(self) -> bool:
+        """Whether the last `refresh` ran out of time."""
+        return self._tails[EVENTS_FILE].behind
+
+    def refresh(self, seconds: float = math.inf) -> bool:
+        """Fold what is new; whether there was something. After some seconds it stops; the next call goes on."""
+        before, deadline = self.cursor, time.monotonic() + seconds
         if any(tail.rewound() for tail in self._tails.values()) or not self._read_process():
             self._start()
             self._read_process()
-        self._read_events()
+        self._read_events(deadline)
         return self.cursor != before
 
     def _read_process(self) -> bool:
@@ -96,11 +102,11 @@ class RunWatcher:
             apply(self.state, line.event)
         return True
 
-    def _read_events(self) -> None:
+    def _read_events(self, deadline: float) -> None:
         """Fold what is new in events.jsonl; of the traces only those of the newest update, which replace the others."""
         tail, state, newest = self._tails[EVENTS_FILE], self.state, list[tuple[int, int]]()
         traced = state.traces[0].update if state.traces else -1
-        for event, start, end in tail.lines():
+        for event, start, end in tail.lines(deadline):
             if isinstance(event, Deferred):
                 if event.update > traced:
                     traced, newest = event.update, []

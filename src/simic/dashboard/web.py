@@ -36,10 +36,12 @@ RETRY_MILLISECONDS = 2000
 """A browser that lost its stream asks again after that time."""
 CHUNK_BYTES = 1 << 16
 """Sent at a time: a slow reader has to accept only so much in the time that it is given."""
-MAX_EVENTS = 2000
+DEFAULT_EVENTS, MAX_EVENTS = 200, 2000
 """Entries of one page of the story."""
 MAX_DIGITS = 15
 """Of a number in a request."""
+LAST = 10**MAX_DIGITS
+"""Above the index of every entry."""
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -129,11 +131,11 @@ class _Answers:
         return _json(await run.hosts(update))
 
     async def events(self, request: Request) -> Response:
-        limit = _number(request, "limit") or 200
-        numbers = {name: _number(request, name) for name in ("after", "before")}
-        texts = {name: request.query_params.get(name) or None for name in ("kind", "host", "severity")}
+        before, limit = _number(request, "before"), _number(request, "limit")
+        chosen = {name: request.query_params.get(name) or None for name in ("kind", "host", "severity")}
+        limit = min(DEFAULT_EVENTS if limit is None else max(limit, 1), MAX_EVENTS)
         run = await self._current_run(request)
-        return _json(await run.events(**numbers, **texts, limit=min(max(limit, 1), MAX_EVENTS)))
+        return _json(await run.older_entries(LAST if before is None else before, limit=limit, **chosen))
 
     async def evaluation(self, request: Request) -> Response:
         path = await self._evaluation(request)

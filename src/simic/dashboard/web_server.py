@@ -18,8 +18,8 @@ from urllib.parse import quote
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from simic.dashboard.evaluation_view import RESULTS
 from simic.dashboard.live import LiveDirectory
+from simic.dashboard.run_facts import RESULTS_FILE
 from simic.dashboard.web import make_app
 from simic.dashboard.web_security import MAX_HEAD_BYTES, Access, names_of
 from simic.storage.printable import printable
@@ -158,11 +158,11 @@ def serve(path: Path, *, host: str, port: int, use_token: bool, open_browser: bo
 
 def page_address(path: Path, address: Address, port: int, token: str | None) -> str:
     """The address of the first page: that of the run or evaluation, if `path` is one."""
-    name = quote(path.name, safe="")
-    if (path / RESULTS).is_file():
+    name, page = quote(path.resolve().name, safe=""), "/"
+    if any((path / file).is_file() for file in FILES):
+        page = f"/run/{name}/now"
+    elif (path / RESULTS_FILE).is_file():
         page = f"/evaluation/{name}"
-    else:
-        page = f"/run/{name}/now" if any((path / file).is_file() for file in FILES) else "/"
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else str(address)
     return f"http://{host}:{port}{page}" + (f"?token={token}" if token else "")
 

@@ -5,8 +5,10 @@ A view reads runs that crash, and runs of strangers: a line may be cut, huge, no
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +55,7 @@ class FileTail:
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.damaged = path, 0, 0
+        self.behind = False  # whether the last call of `lines` ran out of time
         self._identity: tuple[int, int] | None = None
         self._in_huge_line = False
 
@@ -64,13 +67,15 @@ class FileTail:
             return self.offset > 0
         return found.st_size < self.offset or self._identity not in (None, (found.st_dev, found.st_ino))
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self, deadline: float = math.inf) -> Iterator[Line]:
         """The events of the lines that were completed since; a missing file counts as empty.
+
+        After `deadline`, a time of `time.monotonic`, no further block is read; the next call goes on from there.
 
         Stage changes come without `readiness`, traces are deferred, and decisions, of which traces show the same, are
         left out.
         """
-        for start, line in self._new_lines():
+        for start, line in self._new_lines(deadline):
             try:
                 event = parse(line)
             except EventError:
@@ -94,8 +99,9 @@ class FileTail:
                 except EventError:
                     continue
 
-    def _new_lines(self) -> Iterator[tuple[int, bytes]]:
+    def _new_lines(self, deadline: float) -> Iterator[tuple[int, bytes]]:
         """Start and content of every new whole line without its end; those that are too long are counted as damaged."""
+        self.behind = False
         try:
             descriptor = open_file(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -105,8 +111,8 @@ class FileTail:
             self._identity = found.st_dev, found.st_ino
             file.seek(self.offset)
             # What is written meanwhile is left to the next call: a fast writer must not keep the reader here.
-            left, rest = found.st_size - self.offset, b""
-            while left > 0 and (block := file.read(min(BLOCK, left))):
+            first, left, rest = self.offset, found.st_size - self.offset, b""
+            while left > 0 and not self.behind and (block := file.read(min(BLOCK, left))):
                 left -= len(block)
                 *whole, rest = (rest + block).split(b"\n")
                 for line in whole:
@@ -117,6 +123,7 @@ class FileTail:
                         yield start, line
                 if self._in_huge_line or len(rest) >= MAX_LINE_BYTES:
                     self._in_huge_line, self.offset, rest = True, self.offset + len(rest), b""
+                self.behind = left > 0 and self.offset > first and time.monotonic() >= deadline
 
 
 def parse(line: bytes) -> Event | Unknown | Deferred | None:
