@@ -1,6 +1,6 @@
 """Write a run directory of many events, as a long training would: what a view must open fast.
 
-    python benchmarks/long_run.py DIRECTORY --events 100000
+python benchmarks/long_run.py DIRECTORY --events 100000
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from helpers.reports import make_results, two_groups
 
 from simic.dashboard import evaluation_view as views
-from simic.dashboard.evaluation_view import evaluation_facts, evaluation_view
+from simic.dashboard.evaluation_view import evaluation_list, evaluation_view
 
 
 def write(directory, results):
@@ -47,27 +47,37 @@ def test_groups_are_judged_as_one_and_their_members_apart(tmp_path):
     assert task["ours"] == pytest.approx((task["a"] + task["b"] + task["c"]) / 3)
 
 
-def test_a_list_shows_a_few_facts(tmp_path, monkeypatch):
-    path = write(tmp_path / "good", make_results({"wait": "wait", "heuristic": "heuristic"}))
-    os.utime(path / "results.json", (5, 5))
-    facts = {"modified": 5.0, "controllers": ["heuristic", "wait"], "tasks": 3, "hosts": 12}
-    assert evaluation_facts(path) == facts
-    monkeypatch.setattr(views, "MAX_LISTED_BYTES", 100)
-    assert evaluation_facts(path) == {"modified": 5.0, "controllers": None, "tasks": None, "hosts": None}
+def test_evaluations_are_found_in_runs_and_by_themselves(tmp_path):
+    results = make_results({"wait": "wait", "heuristic": "heuristic"})
+    for place in ("early", "run/comparison", "run/episodes", "a/b/c/too_deep", ".hidden"):
+        write(tmp_path / place, results)
+    (tmp_path / "link").symlink_to(tmp_path / "early")
+    os.utime(tmp_path / "early" / "results.json", (5, 5))
+    found = evaluation_list(tmp_path)
+    assert [entry["id"] for entry in found] == ["run/comparison", "early"]
+    assert {name: found[1][name] for name in ("modified", "controllers", "tasks", "hosts")} == {
+        **{"modified": 5.0, "controllers": ["heuristic", "wait"]},
+        **{"tasks": 3, "hosts": 12},
+    }
+    (alone,) = evaluation_list(tmp_path / "early")
+    assert alone["id"] == "early"
 
 
-def test_what_cannot_be_read_is_listed_without_its_facts(tmp_path):
+def test_what_cannot_be_read_is_listed_without_its_facts(tmp_path, monkeypatch):
     damaged = write(tmp_path / "damaged", {"format": 2})
-    assert evaluation_facts(damaged)["controllers"] is None
-    with pytest.raises(ValueError, match=r"damaged/results\.json holds no whole results .* run it again"):
-        evaluation_view(damaged)
     good = write(tmp_path / "good", make_results({"wait": "wait"}))
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "results.json").symlink_to(good / "results.json")
-    assert evaluation_facts(tmp_path / "link")["controllers"] is None
+    assert {entry["id"]: entry["controllers"] for entry in evaluation_list(tmp_path)} == {
+        "damaged": None,
+        "good": ["wait"],
+    }
+    with pytest.raises(ValueError, match=r"damaged/results\.json holds no whole results .* run it again"):
+        evaluation_view(damaged)
     with pytest.raises(OSError, match="is a symbolic link"):
         evaluation_view(tmp_path / "link")
-    assert evaluation_facts(tmp_path / "none")["modified"] is None
+    monkeypatch.setattr(views, "MAX_LISTED_BYTES", 100)
+    assert {entry["controllers"] is None for entry in evaluation_list(tmp_path)} == {True}
 
 
 def test_results_are_read_again_when_they_changed(tmp_path):

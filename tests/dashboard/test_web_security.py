@@ -76,6 +76,14 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(serv
     assert served.get("/api/runs", cookie=False, Cookie=f"theirs=1; {cookie.partition(';')[0]}").status == 200
 
 
+def test_a_key_is_good_for_one_use(served):
+    served.access.keys.update(("first", "second"))
+    assert served.get("/?token=first", cookie=False).status == 303
+    assert served.get("/?token=first", cookie=False).status == 403
+    assert served.get("/?token=second", cookie=False).status == 303
+    assert served.access.keys == set()
+
+
 def test_a_redirect_stays_here(served):
     for path in ("//evil.example/", "//evil.example/%2f..", "/%2fevil.example", "http://evil.example/"):
         answer = served.get(f"{path}?token={TOKEN}", cookie=False, Host="localhost")

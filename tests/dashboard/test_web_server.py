@@ -106,7 +106,7 @@ def test_a_rewound_run_is_sent_anew(tmp_path):
 def test_all_who_watch_a_run_share_one_reader(tmp_path):
     run = write_run(tmp_path / "run")
     with watching(tmp_path) as served, served.stream("run") as first, served.stream("run") as second:
-        next(first), next(second)
+        assert next(first) == next(second)
         (shared,) = served.directory._live.values()
         assert shared.viewers == 2
         add_update(run, 4)
@@ -130,13 +130,14 @@ def test_a_run_that_nobody_watches_is_not_read(tmp_path):
 
 def test_only_so_many_idle_runs_stay_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "MAX_IDLE", 2)
-    for name in "abcd":
+    for name in "abcde":
         write_run(tmp_path / name)
     with watching(tmp_path) as served, served.stream("a") as messages:
         next(messages)
-        for name in "bcdb":
+        for name in "bcde":
             assert served.get(f"/api/run/{name}/view").status == 200
-        assert list(served.directory._live) == ["a", "d", "b"]
+        assert list(served.directory._live) == ["a", "c", "d", "e"]
+        assert [len(live._views) for live in served.directory._live.values()] == [1, 0, 0, 1]
 
 
 def test_streams_have_a_limit(tmp_path, monkeypatch):
@@ -144,7 +145,7 @@ def test_streams_have_a_limit(tmp_path, monkeypatch):
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         with served.stream("run") as first, served.stream("run") as second:
-            next(first), next(second)
+            assert next(first) == next(second)
             full = served.get("/api/run/run/stream")
             assert (full.status, full.headers["retry-after"]) == (503, "5")
             assert "2 pages" in full.json["error"]
@@ -156,12 +157,10 @@ def test_streams_have_a_limit(tmp_path, monkeypatch):
 
 def test_who_does_not_read_its_stream_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(web_server, "STALL_SECONDS", 0.5)
-    run = write_run(tmp_path / "run", updates=40)
-    with (run / "events.jsonl").open("ab") as file:
-        file.writelines(
-            to_json(Update(update=i, metrics={f"m{j}": j / 7 for j in range(200)})).encode() + b"\n"
-            for i in range(2000)
-        )
+    run = write_run(tmp_path / "run")
+    metrics = {f"{'m' * 100}{i}": i / 7 for i in range(100)}
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(to_json(Update(update=i, metrics=metrics)) + "\n" for i in range(4, 800))
     with watching(tmp_path) as served, served.connect("/api/run/run/stream", receive_bytes=4096):
         deadline = time.monotonic() + 20
         while not served.directory.streams and time.monotonic() < deadline:

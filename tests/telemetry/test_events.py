@@ -28,6 +28,7 @@ from simic.telemetry.events import (
     from_json,
     to_json,
 )
+from simic.telemetry.series import Series
 
 TEXT = st.text(max_size=6) | st.sampled_from(["nan", "inf", "\n", "\u2028", "ü", '"'])
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -36,6 +37,7 @@ FREE = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
+SERIES = st.lists(st.none() | TEXT | FINITE | st.just(1.0), max_size=6)
 VALUES: dict[Any, st.SearchStrategy] = {
     bool: st.booleans(),
     int: st.integers(),
@@ -48,6 +50,9 @@ VALUES: dict[Any, st.SearchStrategy] = {
     dict[str, float]: st.dictionaries(TEXT, st.floats(), max_size=3),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=3),
     dict[str, Any]: st.dictionaries(TEXT, FREE, max_size=3),
+    tuple[tuple[str, int], ...]: st.lists(st.tuples(TEXT, st.integers()), max_size=3).map(tuple),
+    dict[str, Series]: st.dictionaries(TEXT, SERIES, max_size=3),
+    dict[str, dict[str, Series]]: st.dictionaries(TEXT, st.dictionaries(TEXT, SERIES, max_size=3), max_size=3),
 }
 
 
@@ -141,7 +146,7 @@ def test_files_of_older_versions_have_texts_in_the_place_of_numbers():
 
 def test_kinds_are_names_of_the_format():
     assert set(KINDS) == {
-        *("decision", "lifecycle", "episode", "update", "anomaly", "rollback", "gaming"),
+        *("decision", "lifecycle", "episode", "trace", "growth", "update", "anomaly", "plateau", "rollback", "gaming"),
         *("run_started", "run_finished", "checkpoint", "worker_fault", "timings"),
     }
 

@@ -1,14 +1,16 @@
-"""Evaluations as JSON for `simic watch`: a few facts for a list, or one with all its comparisons.
+"""Evaluations as JSON for `simic watch`: a list of those in a directory, and one with its comparisons.
 
 Everything comes from results.json, which is read again only when it changed.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +22,26 @@ from simic.dashboard.run_facts import RESULTS_FILE
 from simic.evaluation.groups import Groups
 from simic.storage.files import check_regular
 from simic.storage.printable import printable
+from simic.storage.run_directory import DIRECTORIES
 
 MAX_LISTED_BYTES = 2**25
 """Larger results are listed without their controllers: reading them would hold up the list."""
 MEASURES = ("score", "metric", "area", "parameters", "flops")
 PAIRED = ("score", "metric", "log2_flops", "log2_parameters")
+MAX_EVALUATIONS = 1000
+MAX_DEPTH = 3
+"""Levels of directories that are searched."""
+_NOT_SEARCHED = frozenset(DIRECTORIES) - {"comparison"}
 FIGURES = ("mean", "low", "high", "iqm", "probability")
 
 
-def evaluation_facts(path: Path) -> dict[str, Any]:
-    """What a list shows of an evaluation; None for what cannot be read: its own page says why."""
-    try:
-        found = (path / RESULTS_FILE).lstat()
-    except OSError:
-        return dict.fromkeys(("modified", "controllers", "tasks", "hosts"))
-    facts: dict[str, Any] = {"modified": found.st_mtime, **dict.fromkeys(("controllers", "tasks", "hosts"))}
-    if found.st_size <= MAX_LISTED_BYTES:
-        with suppress(ValueError, OSError):
-            view = evaluation_view(path)
-            names = [own["name"] for own in view["controllers"] if own["member_of"] is None]
-            facts |= {"controllers": names, "tasks": len(view["tasks"])}
-            facts["hosts"] = facts["tasks"] * view["rng_seeds"]
-    return facts
+def evaluation_list(directory: Path) -> list[dict[str, Any]]:
+    """The evaluations in a directory and below it, those of runs included; the latest first.
+
+    `id` is the path below the directory; that of the directory itself is its name.
+    """
+    found = [_describe(directory, path) for path in islice(_find(directory), MAX_EVALUATIONS)]
+    return sorted(found, key=lambda entry: (-entry["modified"], entry["id"]))
 
 
 def evaluation_view(path: Path) -> dict[str, Any]:
@@ -51,6 +51,35 @@ def evaluation_view(path: Path) -> dict[str, Any]:
     found = file.stat()
     summary = _summary(file, found.st_mtime_ns, found.st_size)
     return {"name": printable(path.resolve().name), "path": printable(path), "modified": found.st_mtime, **summary}
+
+
+def _find(directory: Path) -> Iterator[Path]:
+    """Directories with results; links are not followed."""
+    for place, below, files in os.walk(directory):
+        path = Path(place)
+        searched = [name for name in below if not name.startswith(".") and name not in _NOT_SEARCHED]
+        below[:] = sorted(searched) if len(path.relative_to(directory).parts) < MAX_DEPTH else []
+        if RESULTS_FILE in files and not (path / RESULTS_FILE).is_symlink():
+            yield path
+
+
+def _describe(directory: Path, path: Path) -> dict[str, Any]:
+    """The facts of a list: None for what cannot be read; the page of the evaluation says why."""
+    entry: dict[str, Any] = {
+        "id": path.resolve().name if path == directory else path.relative_to(directory).as_posix(),
+        "name": printable(path.resolve().name),
+        "path": printable(path),
+        **{"modified": 0.0, "bytes": 0, "controllers": None, "tasks": None, "hosts": None},
+    }
+    with suppress(ValueError, OSError):
+        found = (path / RESULTS_FILE).stat()
+        entry |= {"modified": found.st_mtime, "bytes": found.st_size}
+        if found.st_size <= MAX_LISTED_BYTES:
+            view = evaluation_view(path)
+            names = [own["name"] for own in view["controllers"] if own["member_of"] is None]
+            tasks = len(view["tasks"])
+            entry |= {"controllers": names, "tasks": tasks, "hosts": tasks * view["rng_seeds"]}
+    return entry
 
 
 @lru_cache(maxsize=64)

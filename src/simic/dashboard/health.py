@@ -162,7 +162,9 @@ def _shown(light: Light, metric: str, limits: Limits, update: int, metrics: Mapp
         "label": f"{light.label}: {head}" if head else light.label,
         "value": value if math.isfinite(value) else None,
         "state": _state(value, bad, warn, checked=update >= limits.thresholds.warm_up or not light.after_warm_up),
-        "limit": ", ".join(f"{'at most' if b.above else 'at least'} {b.limit:.3g}" for b in bad or warn if math.isfinite(b.limit)),
+        "limit": ", ".join(
+            f"{'at most' if b.above else 'at least'} {b.limit:.3g}" for b in bad or warn if math.isfinite(b.limit)
+        ),
         "sentence": ". ".join(SENTENCES[f"{light.metric}*" if light.metric.endswith("/") else light.metric]),
     }
 
@@ -172,10 +174,9 @@ def _state(value: float, bad: tuple[Bound, ...], warn: tuple[Bound, ...], *, che
         return "unknown"
     if not checked:
         return "ok"
-    for state, bounds in (("bad", bad), ("warn", warn)):
-        if any(bound.broken_by(value) for bound in bounds):
-            return state
-    return "ok"
+    if any(bound.broken_by(value) for bound in bad):
+        return "bad"
+    return "warn" if any(bound.broken_by(value) for bound in warn) else "ok"
 
 
 def _thresholds(saved: object) -> Thresholds:

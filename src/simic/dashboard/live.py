@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from simic.dashboard.evaluation_view import evaluation_facts
+from simic.dashboard.evaluation_view import evaluation_list
 from simic.dashboard.run_list import run_list
 from simic.dashboard.run_view import RunWatcher
 
@@ -86,11 +86,20 @@ class LiveRun:
 
     async def hosts(self, update: int) -> dict[str, Any]:
         """The traced hosts of an earlier update."""
-        return await self._call(self._watcher.hosts, update) or {"update": update, "hosts": []}
+        return await self._call(self._watcher.hosts, update)
 
-    async def older_entries(self, before: int, **chosen: Any) -> dict[str, Any]:
+    async def events(self, **chosen: Any) -> dict[str, Any]:
         """A page of the story."""
-        return await self._call(partial(self._watcher.older_entries, before, **chosen))
+        return await self._call(partial(self._watcher.events, **chosen))
+
+    def forget_views(self) -> None:
+        """Free the memory of encoded views, which are large; they are made again when asked for."""
+        self._views.clear()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is read on; also False after an error that a new request will report."""
+        return self._follower is not None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -125,6 +134,7 @@ class LiveRun:
                 await asyncio.sleep(0 if self._watcher.more else POLL_SECONDS)
         finally:
             self._follower = None
+            self.wake()
 
     async def _read_on(self) -> None:
         await self._call(self._refresh)
@@ -133,11 +143,11 @@ class LiveRun:
 
     def _refresh(self) -> None:
         # Told from here, because whoever asked may be gone when the thread is done.
-        if self._watcher.refresh(SLICE_SECONDS) or self._status_changed():
+        if self._watcher.refresh(SLICE_SECONDS) or self._now_changed():
             self._loop.call_soon_threadsafe(self._advance)
 
-    def _status_changed(self) -> bool:
-        """Whether something changed that no event tells: the process died, or the comparison is there."""
+    def _now_changed(self) -> bool:
+        """Whether something changed that no event tells, such as the scores of the comparison at the end."""
         if self._now is None or time.monotonic() - self._looked < NOW_SECONDS:
             return False
         self._looked = time.monotonic()
@@ -145,7 +155,7 @@ class LiveRun:
 
     def _advance(self) -> None:
         self.version += 1
-        self._views.clear()
+        self.forget_views()
         self.wake()
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -199,7 +209,9 @@ class LiveDirectory:
             self._live.setdefault(name, LiveRun(path))
         self._live.move_to_end(name)
         live = self._live[name]
-        idle = [own for own in self._live if not self._live[own].viewers]
+        idle = [own for own, other in self._live.items() if not other.viewers and other is not live]
+        for own in idle:
+            self._live[own].forget_views()
         self._forget(idle[: max(len(idle) - MAX_IDLE, 0)])
         return live
 
@@ -230,15 +242,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def _list(root: Path) -> dict[str, list[dict[str, Any]]]:
-    found = [entry for entry in run_list(root) if _is_text(entry["id"])]
-    return {
-        "runs": [entry for entry in found if entry["kind"] != "evaluation"],
-        "evaluations": [
-            {name: entry[name] for name in ("id", "name", "path", "bytes")} | evaluation_facts(_path(root, entry["id"]))
-            for entry in found
-            if entry["kind"] == "evaluation"
-        ],
-    }
+    found = {"runs": run_list(root), "evaluations": evaluation_list(root)}
+    return {kind: [entry for entry in entries if _is_text(entry["id"])] for kind, entries in found.items()}
 
 
 def _path(root: Path, name: str) -> Path:

@@ -14,7 +14,7 @@ from simic.dashboard.state import RunState
 from simic.storage.json_files import read_json
 from simic.storage.printable import printable
 from simic.storage.run_directory import RunDirectory
-from simic.telemetry.events import RunFinished, RunStarted
+from simic.telemetry.events import RunFinished
 
 KINDS = {"ppo": "training"}
 """Kind of a run by its algorithm; those not named are their own."""
@@ -29,7 +29,7 @@ MAX_NAME = 200
 def describe_run(run: RunDirectory, state: RunState, damaged_lines: int) -> dict[str, Any]:
     """The `now` of a view."""
     started, metrics, timings = state.started, state.last_metrics, state.timings
-    status = run_status(run, started, state.finished)
+    status = run_status(run, state.finished)
     config = dict(started.config) if started else {}
     done, planned = state.last_update + 1, _whole(config.get("updates"))
     return {
@@ -71,7 +71,7 @@ def identity(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any
     }
 
 
-def run_status(run: RunDirectory, started: RunStarted | None, finished: RunFinished | None) -> str:
+def run_status(run: RunDirectory, finished: RunFinished | None) -> str:
     """By the lock of the run, then by its last event, then by the exit code in the lock file.
 
     A run that should be running by its events, but whose process is gone, is `stale`.
@@ -126,7 +126,12 @@ def _workers(config: Mapping[str, Any], state: RunState) -> dict[str, Any] | Non
     count = _whole(config.get("workers"))
     if count is None or state.started is None:
         return None
-    return {"count": count, "nodes": [printable(state.started.host, MAX_NAME)], "in_flight": None, "lost": state.lost_workers}
+    return {
+        "count": count,
+        "nodes": [printable(state.started.host, MAX_NAME)],
+        "in_flight": None,
+        "lost": state.lost_workers,
+    }
 
 
 def _preset(command: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The runs and evaluations below a directory, each with a few facts. Of long files only the ends are read."""
+"""The runs below a directory, each with a few facts. Of long files only the ends are read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simic.dashboard.run_facts import COMPARISON, RESULTS_FILE, compared_scores, identity, run_status
+from simic.dashboard.run_facts import identity, run_status
 from simic.dashboard.view_parts import finite, name
 from simic.storage.files import open_file
 from simic.storage.run_directory import DIRECTORIES, RunDirectory
-from simic.telemetry.events import FILES, EventError, ProcessEvent, RunFinished, RunStarted, Update, from_json
+from simic.telemetry.events import (
+    FILES,
+    EventError,
+    ProcessEvent,
+    RunFinished,
+    RunStarted,
+    Update,
+    WorkerFault,
+    from_json,
+)
 
 MAX_RUNS = 1000
 MAX_DEPTH = 3
@@ -33,10 +42,12 @@ class Facts(NamedTuple):
     finished: RunFinished | None
     last_event: float | None
     last_update: Update | None
+    faults: int
+    """Workers lost, by the end of process.jsonl."""
 
 
 def run_list(directory: str | Path) -> list[dict[str, Any]]:
-    """Runs and evaluations in a directory and below it, or the run that it is itself; the newest first.
+    """The runs in a directory and below it, or the run that it is itself; the newest first.
 
     `id` is the path below the directory; that of the directory itself is its name.
     """
@@ -46,7 +57,7 @@ def run_list(directory: str | Path) -> list[dict[str, Any]]:
 
 
 def _find(directory: Path, depth: int) -> Iterator[Path]:
-    """Directories that hold a run or an evaluation; links are not followed."""
+    """Directories that hold a run; links are not followed, and those that a run makes are not searched."""
     try:
         with os.scandir(directory) as entries:
             found = sorted(islice(entries, MAX_FILES), key=lambda entry: entry.name)
@@ -54,58 +65,32 @@ def _find(directory: Path, depth: int) -> Iterator[Path]:
         return
     names = {entry.name for entry in found if entry.is_file(follow_symlinks=False)}
     is_run = bool(names & set(FILES))
-    if is_run or RESULTS_FILE in names:
+    if is_run:
         yield directory
     for entry in found if depth else ():
-        inside_run = entry.name in DIRECTORIES and entry.name != COMPARISON
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and not (is_run and inside_run):
+        own = entry.name.startswith(".") or (is_run and entry.name in DIRECTORIES)
+        if entry.is_dir(follow_symlinks=False) and not own:
             yield from _find(directory / entry.name, depth - 1)
 
 
 def _describe(root: Path, path: Path) -> dict[str, Any]:
-    about = {
-        "id": root.resolve().name if path == root else path.relative_to(root).as_posix(),
-        "name": name(path.resolve().name),
-        "path": name(str(path)),
-        "bytes": _size(path),
-    }
-    if any((path / file).is_file() for file in FILES):
-        return about | _run(path)
-    return about | _evaluation(path / RESULTS_FILE)
-
-
-def _run(path: Path) -> dict[str, Any]:
     facts = _read_facts(path, tuple(_signature(path / file) for file in FILES))
     config = facts.started.config if facts.started else {}
     updates, metrics = config.get("updates"), facts.last_update.metrics if facts.last_update else {}
     return {
+        "id": root.resolve().name if path == root else path.relative_to(root).as_posix(),
+        "name": name(path.resolve().name),
+        "path": name(str(path)),
         **identity(config, facts.started.command if facts.started else ()),
-        "status": run_status(RunDirectory(path), facts.started, facts.finished),
+        "status": run_status(RunDirectory(path), facts.finished),
         "update": facts.last_update.update + 1 if facts.last_update else 0,
         "updates": updates if isinstance(updates, int) else None,
         "score": finite(metrics.get("score")),
         "gain": finite(metrics.get("gain")),
-        "rules": {},
         "started": facts.first_start.time if facts.first_start else None,
         "last_event": facts.last_event,
-    }
-
-
-def _evaluation(results: Path) -> dict[str, Any]:
-    signature = _signature(results)
-    return {
-        "kind": "evaluation",
-        "task": "",
-        "algorithm": "",
-        "preset": None,
-        "status": "done",
-        "update": 0,
-        "updates": None,
-        "score": None,
-        "gain": None,
-        "rules": compared_scores(results),
-        "started": None,
-        "last_event": signature[0] / 1e9,
+        "bytes": _size(path),
+        "faults": facts.faults,
     }
 
 
@@ -114,7 +99,7 @@ def _read_facts(path: Path, signature: tuple[tuple[int, int], ...]) -> Facts:
     """Of files that have not changed (`signature`) the facts are known already."""
     process, events = (path / file for file in FILES)
     first = next((event for event in _events(_start(process)) if isinstance(event, RunStarted)), None)
-    started, finished, last = first, None, None
+    started, finished, last, faults = first, None, None, 0
     for event in _events(_end(process, END_BYTES[0])):
         if isinstance(event, ProcessEvent):
             last = finite(event.time)
@@ -122,7 +107,8 @@ def _read_facts(path: Path, signature: tuple[tuple[int, int], ...]) -> Facts:
             started, finished = event, None
         elif isinstance(event, RunFinished):
             finished = event
-    return Facts(first, started, finished, last, _last_update(events))
+        faults += isinstance(event, WorkerFault)
+    return Facts(first, started, finished, last, _last_update(events), faults)
 
 
 def _last_update(events: Path) -> Update | None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simic.dashboard.run_facts import describe_run
-from simic.dashboard.state import MAX_STORY, RunState, apply, is_told
+from simic.dashboard.run_facts import describe_run, run_status
+from simic.dashboard.state import MAX_STORY, MAX_UPDATE, RunState, apply, is_told
 from simic.dashboard.story import story_entry
-from simic.dashboard.view_parts import growth, learning_row
+from simic.dashboard.view_parts import current_growth, growth, learning_row
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE, RunDirectory
 from simic.telemetry.events import FILES, EpisodeTrace, Event, RunStarted, Unknown
 from simic.telemetry.tail import Deferred, FileTail
@@ -23,9 +23,13 @@ from simic.telemetry.tail import Deferred, FileTail
 MAX_TRACED = 50_000
 """Updates whose traces can be found again."""
 BOOKMARK = 2000
-"""Entries of the story between two positions from which older ones can be read."""
-PER_EVENT = 4096
-"""Places for entries of process.jsonl between two of events.jsonl."""
+"""Entries of the story between two positions from which others can be read."""
+MAX_BLOCKS = 200
+"""Stretches between bookmarks that are searched for entries at a time."""
+PLACES = 4096
+"""Of the index between two entries of events.jsonl, for those of process.jsonl."""
+Placed = tuple[int, float | None, Event | Unknown]
+"""Index, time and event of an entry of the story."""
 
 
 class Cursor(NamedTuple):
@@ -54,6 +58,7 @@ class RunWatcher:
         self.path = Path(path)
         self._name = secrets.token_hex(3)  # of this watcher: another one may have read other bytes
         self._generation = 0
+        self._status = ""
         self._start()
 
     def _start(self) -> None:
@@ -61,8 +66,13 @@ class RunWatcher:
         self.state = RunState()
         self._tails = {name: FileTail(self.path / name) for name in FILES}
         self._last_update = -1  # of any event
-        self._traced: dict[int, tuple[int, int]] = {}  # bytes of events.jsonl between which are an update's traces
-        self._bookmarks: list[int] = []  # bytes of events.jsonl from which every 2000th entry is found
+        self._traced: dict[int, tuple[int, int]] = {}  # bytes of events.jsonl between which an update's traces are
+        self._bookmarks: list[int] = []  # bytes of events.jsonl where every 2000th entry is
+
+    @property
+    def more(self) -> bool:
+        """Whether the last `refresh` ended before the end of the files."""
+        return any(tail.more for tail in self._tails.values())
 
     @property
     def damaged_lines(self) -> int:
@@ -77,36 +87,38 @@ class RunWatcher:
 
     # Reading.
 
-    @property
-    def more(self) -> bool:
-        """Whether the last `refresh` ran out of time."""
-        return self._tails[EVENTS_FILE].behind
+    def refresh(self, seconds: float | None = None) -> bool:
+        """Fold what is new, for about `seconds` at most, and then the rest at the next call (`more`).
 
-    def refresh(self, seconds: float = math.inf) -> bool:
-        """Fold what is new; whether there was something. After some seconds it stops; the next call goes on."""
-        before, deadline = self.cursor, time.monotonic() + seconds
-        if any(tail.rewound() for tail in self._tails.values()) or not self._read_process():
+        Returns whether a view has changed: by events, damage or the status, which also follows from the run's lock.
+        """
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        before = self.cursor, self.damaged_lines, self._status
+        if any(tail.rewound() for tail in self._tails.values()) or not self._read_process(deadline):
             self._start()
-            self._read_process()
-        self._read_events(deadline)
-        return self.cursor != before
+            self._read_process(deadline)
+        if not self._tails[PROCESS_FILE].more:
+            self._read_events(deadline)
+        self._status = run_status(RunDirectory(self.path), self.state.finished)
+        return self.more or before != (self.cursor, self.damaged_lines, self._status)
 
-    def _read_process(self) -> bool:
+    def _read_process(self, deadline: float) -> bool:
         """Fold what is new in process.jsonl; False if a new process went back behind events that are folded.
 
         It is read first: every event that was written before these is then found in events.jsonl.
         """
-        for line in self._tails[PROCESS_FILE].lines():
-            if isinstance(line.event, RunStarted) and line.event.update <= self._last_update:
+        for event, _, _ in self._tails[PROCESS_FILE].lines(deadline):
+            if isinstance(event, RunStarted) and event.update <= self._last_update:
                 return False
-            apply(self.state, line.event)
+            apply(self.state, event)
         return True
 
     def _read_events(self, deadline: float) -> None:
         """Fold what is new in events.jsonl; of the traces only those of the newest update, which replace the others."""
-        tail, state, newest = self._tails[EVENTS_FILE], self.state, list[tuple[int, int]]()
+        state, told, newest = self.state, self.state.told, list[tuple[int, int]]()
         traced = state.traces[0].update if state.traces else -1
-        for event, start, end in tail.lines(deadline):
+        last, bookmark = self._last_update, BOOKMARK * len(self._bookmarks)
+        for event, start, end in self._tails[EVENTS_FILE].lines(deadline):
             if isinstance(event, Deferred):
                 if event.update > traced:
                     traced, newest = event.update, []
@@ -114,13 +126,14 @@ class RunWatcher:
                     newest.append((start, end))
                 self._note_trace(event.update, start, end)
                 continue
-            if state.told[EVENTS_FILE] >= BOOKMARK * len(self._bookmarks):
+            if told[EVENTS_FILE] >= bookmark:
                 self._bookmarks.append(start)
+                bookmark += BOOKMARK
             apply(state, event)
-            if isinstance(event, Event):
-                self._last_update = max(self._last_update, event.update)
+            if isinstance(event, Event) and event.update > last:
+                last = self._last_update = event.update
         for start, end in newest:
-            for event in tail.read_range(start, end):
+            for event in self._tails[EVENTS_FILE].read_range(start, end):
                 apply(state, event)
 
     def _note_trace(self, update: int, start: int, end: int) -> None:
@@ -135,101 +148,101 @@ class RunWatcher:
 
         `now` is always complete. Rows of learning and entries of the story replace those with the same update or index.
         """
-        cursor, state = self.cursor, self.state
-        known = Cursor.parse(since)
+        cursor, state, known = self.cursor, self.state, Cursor.parse(since)
         reset = known is None or known.generation != cursor.generation
-        known = Cursor(cursor.generation, 0, 0) if reset else known
-        assert known is not None
+        if known is None or reset:
+            known = Cursor(cursor.generation, 0, 0)
         rows = [row for row in state.rows.values() if row.metrics is not None and row.revision > known.events]
-        grown = state.traces_revision > known.events
         return {
             "cursor": str(cursor),
             "reset": reset,
             "now": describe_run(RunDirectory(self.path), state, self.damaged_lines),
             "learning": {"rows": [learning_row(row) for row in rows]},
-            "growth": growth(state.traces) if grown else None,
-            "story": {"entries": self._story(known), "total": sum(state.told.values())},
+            "growth": current_growth(state) if state.growth_revision > known.events else None,
+            "story": {"entries": self._new_entries(known), "total": sum(state.told.values())},
         }
 
-    def hosts(self, update: int) -> dict[str, Any] | None:
-        """The traced hosts of an earlier update, as `growth` of a view; None if there are none."""
-        if update not in self._traced:
-            return None
-        found = self._tails[EVENTS_FILE].read_range(*self._traced[update])
+    def hosts(self, update: int) -> dict[str, Any]:
+        """The traced hosts of an earlier update, as `growth` of a view."""
+        found = self._tails[EVENTS_FILE].read_range(*self._traced.get(update, (0, 0)))
         traces = [event for event in found if isinstance(event, EpisodeTrace) and event.update == update]
-        return growth(traces)
+        return growth(traces) or {"update": update, "hosts": []}
 
-    def older_entries(
+    def events(
         self,
-        before: int,
+        after: int | None = None,
+        before: int | None = None,
         *,
         kind: str | None = None,
         host: str | None = None,
         severity: str | None = None,
         limit: int = 200,
     ) -> dict[str, Any]:
-        """The last `limit` entries of the story with an index below `before` that fit, in order.
+        """Entries of the story that fit, in order: the first with an index above `after`, or the last below `before`.
 
-        Those of events.jsonl are read from the file, block by block from the back.
+        They are read from the file, from bookmark to bookmark; long searches may end before `limit` are found.
         """
         wanted = {"kind": kind, "host": host, "severity": severity}
-        found: list[dict[str, Any]] = []
-        end = min(before // PER_EVENT, self.state.told[EVENTS_FILE])
-        while end > 0 and len(found) < limit:
-            block = (end - 1) // BOOKMARK
-            entries = [story_entry(*self._placed(number, event)) for number, event in self._told(block, end)]
-            found = [entry for entry in entries if _fits(entry, wanted)] + found
-            end = block * BOOKMARK
-        process = [story_entry(*placed) for placed in self._process_story(0)]
-        found += [entry for entry in process if entry["index"] < before and _fits(entry, wanted)]
+        low, high = -1 if after is None else after, 2**62 if before is None else before
+        told = self.state.told[EVENTS_FILE]
+        blocks = range(max(low, 0) // PLACES // BOOKMARK, len(self._bookmarks))
+        if after is None:
+            blocks = range(int(min(high // PLACES, max(told - 1, 0))) // BOOKMARK, -1, -1)
+        process = [story_entry(*placed) for placed in self._process_entries(0)]
+        found = [entry for entry in process if low < entry["index"] < high and _fits(entry, wanted)]
+        for block in blocks[:MAX_BLOCKS] if self._bookmarks else ():
+            entries = [story_entry(*self._place(number, event)) for number, event in self._told(block)]
+            found += [entry for entry in entries if low < entry["index"] < high and _fits(entry, wanted)]
+            if len(found) - len(process) >= limit:
+                break
         found.sort(key=lambda entry: entry["index"])
-        return {"entries": found[max(len(found) - limit, 0) :], "total": sum(self.state.told.values())}
+        chosen = found[max(len(found) - limit, 0) :] if after is None else found[:limit]
+        return {"entries": chosen, "total": told + self.state.told[PROCESS_FILE]}
 
-    def _told(self, block: int, end: int) -> Iterator[tuple[int, Event | Unknown]]:
-        """The entries of events.jsonl after a bookmark and before number `end`."""
-        number, stop = block * BOOKMARK, self._tails[EVENTS_FILE].offset
-        for event in self._tails[EVENTS_FILE].read_range(self._bookmarks[block], stop):
-            if number >= end:
-                return
+    # The story.
+
+    def _told(self, block: int) -> Iterator[tuple[int, Event | Unknown]]:
+        """The entries of events.jsonl between a bookmark and the next."""
+        ends = [*self._bookmarks[block + 1 : block + 2], self._tails[EVENTS_FILE].offset]
+        number = block * BOOKMARK
+        for event in self._tails[EVENTS_FILE].read_range(self._bookmarks[block], ends[0]):
             if is_told(event):
                 yield number, event
                 number += 1
 
-    def _placed(self, number: int, event: Event | Unknown) -> tuple[int, float | None, Event | Unknown]:
-        """Index, time and event of an entry of events.jsonl."""
-        update = getattr(event, "update", -1)
-        return number * PER_EVENT + PER_EVENT - 1, self.state.times.get(update), event
-
-    def _story(self, known: Cursor) -> list[dict[str, Any]]:
+    def _new_entries(self, known: Cursor) -> list[dict[str, Any]]:
         """The entries that are new, or whose time has become known, in order; at most `MAX_STORY`."""
         timed = self.state.times_revision
         entries = [
-            story_entry(*self._placed(number, event))
+            story_entry(*self._place(number, event))
             for number, revision, event in self.state.story[EVENTS_FILE]
             if revision > known.events or timed.get(getattr(event, "update", -1), 0) > known.process
         ]
-        entries += [story_entry(*placed) for placed in self._process_story(known.process)]
+        entries += [story_entry(*placed) for placed in self._process_entries(known.process)]
         return sorted(entries, key=lambda entry: entry["index"])[-MAX_STORY:]
 
-    def _process_story(self, known: int) -> Iterator[tuple[int, None, Event | Unknown]]:
-        """Index and event of the entries of process.jsonl after a revision.
+    def _place(self, number: int, event: Event | Unknown) -> Placed:
+        """An entry of events.jsonl."""
+        return number * PLACES + PLACES - 1, self.state.times.get(getattr(event, "update", -1)), event
+
+    def _process_entries(self, known: int) -> Iterator[Placed]:
+        """The entries of process.jsonl after a revision, the newest first.
 
         An entry belongs before the events of its update. If a later process resumed the run at an earlier update, what
         those before it did comes before that update.
         """
-        first, resumed = self.state.first_told, math.inf
+        first, resumed = self.state.first_told, MAX_UPDATE
         for number, revision, event in reversed(self.state.story[PROCESS_FILE]):
             if revision <= known:
                 return
-            update = getattr(event, "update", 0)
-            order = min(update, resumed)
-            before = first.get(int(order))
+            update = min(getattr(event, "update", 0), resumed)
+            before = first.get(update)
             if before is None:
-                later = (entries for other, entries in first.items() if other > order)
+                later = (entries for other, entries in first.items() if other > update)
                 before = min(later, default=self.state.told[EVENTS_FILE])
-            yield before * PER_EVENT + number % (PER_EVENT - 1), None, event
+            yield before * PLACES + number % (PLACES - 1), None, event
             if isinstance(event, RunStarted):
-                resumed = order
+                resumed = update
 
 
 def _fits(entry: dict[str, Any], wanted: dict[str, str | None]) -> bool:

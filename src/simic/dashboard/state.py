@@ -11,7 +11,7 @@ import math
 import sys
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ import numpy as np
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
 from simic.telemetry.events import (
     Anomaly,
-    CheckpointSaved,
+    DecisionMade,
     EpisodeOutcome,
     EpisodeTrace,
     Event,
     GamingSuspicion,
     GovernorRollback,
+    GrowthDecision,
     LifecycleChange,
     PhaseTimings,
     Plateau,
@@ -50,6 +51,8 @@ MAX_NAMES = 200
 """Blueprints, reasons or metrics that are told apart."""
 MAX_TRACES = 256
 """Traced hosts of an update."""
+MAX_DECISIONS = 500
+"""Of a user's own training, with the slots after each."""
 MAX_TIMES = 20_000
 """Updates whose time is kept."""
 RECENT = 20
@@ -57,6 +60,7 @@ RECENT = 20
 FATES = ("germinated", "fossilized", "pruned")
 SPREADS = ("score", "gain", "growth")
 QUANTILES = (10, 50, 90)
+_NOT_TOLD = {DecisionMade, EpisodeTrace, GrowthDecision, PhaseTimings}
 
 
 class Incident(NamedTuple):
@@ -120,7 +124,7 @@ class RunState:
     story: dict[str, deque[StoryEntry]] = field(
         default_factory=lambda: {name: deque(maxlen=MAX_STORY) for name in (EVENTS_FILE, PROCESS_FILE)}
     )
-    told: Counter[str] = field(default_factory=Counter)
+    told: dict[str, int] = field(default_factory=lambda: {EVENTS_FILE: 0, PROCESS_FILE: 0})
     """Number of story entries so far, by file."""
     first_told: dict[int, int] = field(default_factory=dict)
     """Number of entries of events.jsonl before the first of each update."""
@@ -135,7 +139,10 @@ class RunState:
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     traces: tuple[EpisodeTrace, ...] = ()
     """Of the newest update that has any."""
-    traces_revision: int = 0
+    decisions: deque[GrowthDecision] = field(default_factory=lambda: deque(maxlen=MAX_DECISIONS))
+    """The last ones of a user's own training."""
+    growth_revision: int = 0
+    """Of the last change of traces or decisions."""
     incidents: deque[Incident] = field(default_factory=lambda: deque(maxlen=MAX_INCIDENTS))
     incident_counts: Counter[str] = field(default_factory=Counter)
     gaming: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -179,59 +186,30 @@ def read_state(run: Path) -> RunState:
 
 def apply(state: RunState, event: object) -> None:
     """Change the state by one event; other objects, and updates out of any range, are ignored."""
-    if isinstance(event, Event) and not 0 <= event.update < MAX_UPDATE:
-        return
-    match event:
-        case LifecycleChange():
-            _count_seed(state, event)
-        case EpisodeOutcome():
-            _add_episode(state, event)
-        case EpisodeTrace():
-            _add_trace(state, event)
-        case Update():
-            _complete_row(state, event)
-        case Anomaly():
-            _add_anomaly(state, event)
-        case Plateau():
-            details = f"best {event.best:.4g} at update {event.best_update}"
-            _add_incident(state, Incident(event.update, "plateau", event.metric, details))
-        case GovernorRollback():
-            where = f"group {event.group}, host {event.env}, decision {event.decision}"
-            details = f"loss {event.val_loss:.4g}"
-            _add_incident(state, Incident(event.update, f"rollback: {event.verdict}", where, details))
-        case GamingSuspicion():
-            _count(state.gaming, (event.reason, event.blueprint), ("other", "other"))
-        case PhaseTimings():
-            _add_timings(state, event)
-        case RunStarted():
-            state.starts += 1
-            state.first_start = event.time if state.starts == 1 else state.first_start
-            state.started, state.finished = event, None
-        case RunFinished():
-            state.finished = event
-        case WorkerFault():
-            state.lost_workers += 1
-            state.faults.append(Incident(event.update, "worker fault", f"group {event.group}", event.error))
-    if isinstance(event, (Event, Unknown)):
-        _tell(state, event)
+    if isinstance(event, Event):
+        if 0 <= event.update < MAX_UPDATE:
+            _HANDLERS.get(type(event), _nothing)(state, event)
+            _tell(state, event, event.file)
+    elif isinstance(event, Unknown):
+        _tell(state, event, EVENTS_FILE)
 
 
 def is_told(event: Event | Unknown) -> bool:
     """Whether the event is an entry of the story; long and frequent ones are not."""
-    return not isinstance(event, (EpisodeTrace, PhaseTimings)) and getattr(event, "kind", "") != "decision"
+    return type(event) not in _NOT_TOLD
 
 
-def _tell(state: RunState, event: Event | Unknown) -> None:
-    file = getattr(event, "file", EVENTS_FILE)
-    state.revisions[file] += 1
-    if isinstance(event, ProcessEvent):
+def _tell(state: RunState, event: Event | Unknown, file: str) -> None:
+    revision = state.revisions[file] = state.revisions[file] + 1
+    if file is PROCESS_FILE and isinstance(event, ProcessEvent):
         state.last_time = event.time if math.isnan(state.last_time) else max(state.last_time, event.time)
-    if is_told(event):
-        number = state.told[file]
-        state.told[file] = number + 1
-        state.story[file].append(StoryEntry(number, state.revisions[file], event))
-        if file == EVENTS_FILE and isinstance(event, Event) and event.update not in state.first_told:
-            _put(state.first_told, event.update, number)
+    if type(event) in _NOT_TOLD:
+        return
+    number = state.told[file]
+    state.told[file] = number + 1
+    state.story[file].append(StoryEntry(number, revision, event))
+    if file is EVENTS_FILE and isinstance(event, Event) and event.update not in state.first_told:
+        _put(state.first_told, event.update, number)
 
 
 # Learning.
@@ -315,6 +293,20 @@ def _add_anomaly(state: RunState, event: Anomaly) -> None:
     _add_incident(state, Incident(event.update, event.name, event.where, details))
 
 
+def _add_plateau(state: RunState, event: Plateau) -> None:
+    details = f"best {event.best:.4g} at update {event.best_update}"
+    _add_incident(state, Incident(event.update, "plateau", event.metric, details))
+
+
+def _add_rollback(state: RunState, event: GovernorRollback) -> None:
+    where = f"group {event.group}, host {event.env}, decision {event.decision}"
+    _add_incident(state, Incident(event.update, f"rollback: {event.verdict}", where, f"loss {event.val_loss:.4g}"))
+
+
+def _add_suspicion(state: RunState, event: GamingSuspicion) -> None:
+    _count(state.gaming, (event.reason, event.blueprint), ("other", "other"))
+
+
 def _add_incident(state: RunState, incident: Incident) -> None:
     state.incidents.append(incident)
     _count(state.incident_counts, incident.name, "other")
@@ -325,7 +317,12 @@ def _add_trace(state: RunState, event: EpisodeTrace) -> None:
     if event.update < current or (event.update == current and len(state.traces) >= MAX_TRACES):
         return
     state.traces = (*state.traces, event) if event.update == current else (event,)
-    state.traces_revision = state.revisions[EVENTS_FILE] + 1
+    state.growth_revision = state.revisions[EVENTS_FILE] + 1
+
+
+def _add_decision(state: RunState, event: GrowthDecision) -> None:
+    state.decisions.append(event)
+    state.growth_revision = state.revisions[EVENTS_FILE] + 1
 
 
 # The process.
@@ -341,7 +338,7 @@ def _add_timings(state: RunState, event: PhaseTimings) -> None:
     _put(state.times_revision, event.update, state.revisions[PROCESS_FILE] + 1)
 
 
-def _put(table: dict[int, Any], update: int, value: float) -> None:
+def _put(table: dict[int, Any], update: int, value: Any) -> None:
     """Set an entry and forget the oldest if there are too many."""
     table.pop(update, None)  # a resumed run does updates again
     table[update] = value
@@ -349,6 +346,43 @@ def _put(table: dict[int, Any], update: int, value: float) -> None:
         del table[next(iter(table))]
 
 
-def _count(counter: Counter, key: object, other: object, amount: float = 1) -> None:
+def _add_start(state: RunState, event: RunStarted) -> None:
+    state.starts += 1
+    state.first_start = event.time if state.starts == 1 else state.first_start
+    state.started, state.finished = event, None
+
+
+def _add_end(state: RunState, event: RunFinished) -> None:
+    state.finished = event
+
+
+def _add_fault(state: RunState, event: WorkerFault) -> None:
+    state.lost_workers += 1
+    state.faults.append(Incident(event.update, "worker fault", f"group {event.group}", event.error))
+
+
+def _nothing(state: RunState, event: Event) -> None:
+    """Of events that are only told."""
+
+
+def _count(counter: Counter[Any], key: object, other: object, amount: Any = 1) -> None:
     """Count under a name, or under `other` if there are too many."""
     counter[key if key in counter or len(counter) < MAX_NAMES else other] += amount
+
+
+_HANDLERS: dict[type[Event], Callable[[RunState, Any], None]] = {
+    LifecycleChange: _count_seed,
+    EpisodeOutcome: _add_episode,
+    EpisodeTrace: _add_trace,
+    GrowthDecision: _add_decision,
+    Update: _complete_row,
+    Anomaly: _add_anomaly,
+    Plateau: _add_plateau,
+    GovernorRollback: _add_rollback,
+    GamingSuspicion: _add_suspicion,
+    PhaseTimings: _add_timings,
+    RunStarted: _add_start,
+    RunFinished: _add_end,
+    WorkerFault: _add_fault,
+}
+"""How an event changes the state."""

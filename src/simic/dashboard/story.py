@@ -78,7 +78,7 @@ def _lifecycle(event: LifecycleChange) -> str:
 def _episode(event: EpisodeOutcome) -> str:
     kept = event.seeds.get("fossilized", 0)
     return (
-        f"episode over: score {event.score:.4g}, {event.parameters:,} parameters of {event.host_parameters:,} at first, "
+        f"episode over: score {event.score:.4g}, {event.host_parameters:,} -> {event.parameters:,} parameters, "
         f"{kept} seeds kept, {event.seeds.get('pruned', 0)} pruned"
     )
 

@@ -40,8 +40,6 @@ DEFAULT_EVENTS, MAX_EVENTS = 200, 2000
 """Entries of one page of the story."""
 MAX_DIGITS = 15
 """Of a number in a request."""
-LAST = 10**MAX_DIGITS
-"""Above the index of every entry."""
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -131,11 +129,11 @@ class _Answers:
         return _json(await run.hosts(update))
 
     async def events(self, request: Request) -> Response:
-        before, limit = _number(request, "before"), _number(request, "limit")
+        numbers = {name: _number(request, name) for name in ("after", "before", "limit")}
+        limit = DEFAULT_EVENTS if numbers["limit"] is None else min(max(numbers["limit"], 1), MAX_EVENTS)
         chosen = {name: request.query_params.get(name) or None for name in ("kind", "host", "severity")}
-        limit = min(DEFAULT_EVENTS if limit is None else max(limit, 1), MAX_EVENTS)
         run = await self._current_run(request)
-        return _json(await run.older_entries(LAST if before is None else before, limit=limit, **chosen))
+        return _json(await run.events(**numbers | chosen | {"limit": limit}))
 
     async def evaluation(self, request: Request) -> Response:
         path = await self._evaluation(request)
@@ -202,20 +200,22 @@ class EventStream(Response):
     async def _send_views(self, send: Send) -> None:
         await _send_pieces(send, f"retry: {RETRY_MILLISECONDS}\n\n".encode())
         version = -1
-        while not self._directory.closing:
+        while self._run.is_followed and not self._directory.closing:
             if version != self._run.version:
                 view = await self._run.view(self._since)
                 version, self._since = view.version, view.cursor
-                await _send_pieces(send, b"id: %b\ndata: %b\n\n" % (view.cursor.encode(), view.body))
+                await _send_pieces(send, f"id: {view.cursor}\ndata: ".encode(), view.body, b"\n\n")
             elif not await self._run.wait_for_change(KEEP_ALIVE_SECONDS):
                 await _send_pieces(send, b": still here\n\n")
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_pieces(send: Send, content: bytes) -> None:
-    for start in range(0, len(content), CHUNK_BYTES):
-        piece = content[start : start + CHUNK_BYTES]
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+async def _send_pieces(send: Send, *contents: bytes) -> None:
+    """Send without copying: a long view is one object for all who read it."""
+    for content in contents:
+        for start in range(0, len(content), CHUNK_BYTES):
+            piece = content[start : start + CHUNK_BYTES]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -63,11 +63,17 @@ class Access:
     """Whether it also answers under every IP address: an address, unlike a name, cannot be rebound."""
     cookie: str = "simic_watch"
     """Name of the cookie: browsers share cookies between all ports of a machine, so each server needs its own."""
+    keys: set[str] = field(default_factory=set, repr=False)
+    """Tokens for one use: other users can see the address that a browser is started with in the list of processes."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """Value of the cookie: not the token, so that a cookie that leaks opens nothing after a restart."""
 
     def knows_token(self, given: str) -> bool:
-        """Whether the text is the token; takes as long for a wrong one as for the right one."""
+        """Whether the text is the token or a key, which is used up; wrong ones take as long as right ones."""
+        for key in self.keys:
+            if hmac.compare_digest(given.encode(), key.encode()):
+                self.keys.discard(key)
+                return True
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def has_session(self, cookies: bytes) -> bool:

@@ -151,6 +151,8 @@ def serve(path: Path, *, host: str, port: int, use_token: bool, open_browser: bo
             print("  Whoever knows this address can read along; it is not encrypted.", flush=True)
         print("  Stop with Ctrl-C.", flush=True)
         if open_browser:
+            access.keys.add(key := secrets.token_urlsafe(32))
+            page = page_address(path, address, port, key if use_token else None)
             threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
         asyncio.run(server.serve(sockets=[listener]))
     return 128 + server.stopped_by if server.stopped_by else 0

@@ -131,6 +131,11 @@ def seed_parameters(model: GrowableModel) -> dict[str, int]:
     return {slot: sum(p.numel() for p in seed.parameters()) for slot, seed in seeds if seed is not None}
 
 
+def count_parameters(model: GrowableModel) -> int:
+    """Number of parameters of the host and its seeds."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def encode_decision(decision: Decision) -> dict[str, Any]:
     """A decision as JSON values."""
     saved = _differing(decision)

@@ -20,6 +20,7 @@ from simic.control.governor import Verdict
 from simic.growth.notices import warn_user
 from simic.lifecycle.stages import Stage
 from simic.scheduler.decision import Decision, StageChange
+from simic.scheduler.log import GrowthLog
 
 LOGGER = logging.getLogger("simic")
 
@@ -57,6 +58,8 @@ class Announcer:
 
     def __init__(self, hooks: Mapping[str, Hook | None], *, verbose: bool = False) -> None:
         self.verbose = verbose
+        self.log: GrowthLog | None = None
+        """Set when the scheduler is complete."""
         self._hooks: dict[str, OrderedDict[int, Hook]] = {kind: OrderedDict() for kind in _KINDS}
         for kind, hook in hooks.items():
             if hook is not None:
@@ -82,11 +85,18 @@ class Announcer:
 
     def tell_decision(self, decision: Decision) -> None:
         """One line per stage change; at level DEBUG one per decision."""
+        if self.log is not None:
+            self.log.record(decision)
         LOGGER.debug("%s, %d calls of evaluate", decision, decision.evaluations)
         if decision.verdict != Verdict.OK:
             self.tell(str(decision))
         for change in decision.changes:
             self.tell(f"host epoch {decision.host_epoch}: {change}; {decision.parameters:,} parameters in all")
+
+    def go_back(self, index: int) -> None:
+        """The decision with this number comes next, because a saved state was loaded."""
+        if self.log is not None:
+            self.log.go_back(index)
 
     def report_rollback(self, decision: Decision, *, still_broken: bool) -> None:
         """Warn that the governor restored the last good state, or raise if that is broken too."""

@@ -21,15 +21,15 @@ from simic.control.registry import make_controller
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
-from simic.lifecycle.stages import Stage
 from simic.scheduler.acting import action_limit, take_actions
 from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
-from simic.scheduler.decision import Decision, encode_decision, seed_parameters, stage_changes
+from simic.scheduler.decision import Decision, count_parameters, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
 from simic.scheduler.gradients import GradientMeter, observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
+from simic.scheduler.log import open_log
 from simic.scheduler.model_facts import model_facts
 from simic.scheduler.model_governor import ModelGovernor, judge
 from simic.scheduler.parameter_groups import ParameterGroups
@@ -61,7 +61,8 @@ class GrowthScheduler:
     `horizon` is the planned number of host epochs, if known; some controllers pace growth by it. A `governor` restores
     the last good state of a network that breaks, see `ModelGovernor`. `verbose` prints every stage change, which
     `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize` and `on_prune` are called with a
-    `GrowthEvent`. Several models may share an optimizer, each with its own scheduler.
+    `GrowthEvent`. `log` is a directory for `simic watch`. Several models may share an optimizer, each with its own
+    scheduler.
 
     A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
     is asked again at the same decision until it waits. A frozen host has little to train without seeds, so there the
@@ -85,6 +86,7 @@ class GrowthScheduler:
         governor: bool | GovernorConfig = False,
         actions_per_decision: int | None = None,
         verbose: bool = False,
+        log: str | Path | None = None,
         on_germinate: Hook | None = None,
         on_fossilize: Hook | None = None,
         on_prune: Hook | None = None,
@@ -115,6 +117,7 @@ class GrowthScheduler:
         self._governor = ModelGovernor(model, optimizer, config) if governor else None
         optimizer.register_step_pre_hook(self._before_optimizer_step)
         LOGGER.info("%s: %s", type(self).__name__, self._meter.cost())
+        self._announcer.log = open_log(log, model, controller, metric=repr(self._metric), horizon=horizon)
         if model.freeze_host and not model.grown_slots:
             self._take_first_decision()
 
@@ -219,7 +222,7 @@ class GrowthScheduler:
         figures = self._metric.figures(numbers)
         # A training loss is compared with the validation loss, whose place a metric of another scale may have taken.
         train_loss = math.nan if self._metric.relative else train.get("train_loss", math.nan)
-        observed = figures | {"train_loss": train_loss, "parameters": float(self._count_parameters())}
+        observed = figures | {"train_loss": train_loss, "parameters": float(count_parameters(self.model))}
         self._history = {name: [*self._history[name], observed[name]][-HISTORY:] for name in FIGURES}
         return figures
 
@@ -255,15 +258,12 @@ class GrowthScheduler:
 
     def _metrics_by_name(self, numbers: dict[str, float]) -> dict[str, Any]:
         """The fields of a decision that follow from all metrics, and the size of the network."""
-        return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": self._count_parameters()}
+        return {"metrics": numbers, "metric": self._metric.name_in(numbers), "parameters": count_parameters(self.model)}
 
     @property
     def _planned(self) -> int:
         """Number of decisions that are planned; 0 if it is not known."""
         return self.horizon + self._early if self.horizon else 0
-
-    def _count_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _announce(self, decision: Decision) -> None:
         """Tell users about a decision when everything is in place."""
@@ -288,8 +288,7 @@ class GrowthScheduler:
 
     def plot(self) -> Figure:
         """A figure of metric, stages and parameters over host epochs; needs matplotlib (extra `report`)."""
-        stages = self.model.slot_state.stage[0]
-        return plot_growth(self.decisions, {n: Stage(s) for n, s in zip(self.model.slot_names, stages, strict=True)})
+        return plot_growth(self.decisions, {report.slot: report.stage for report in self.model.growth()})
 
     def register_hook(self, kind: str, hook: Hook) -> RemovableHandle:
         """Call `hook` with a `GrowthEvent` whenever a seed was germinated, fossilized or pruned (`kind`).
@@ -366,6 +365,7 @@ class GrowthScheduler:
         self._early = any(decision.early for decision in self.decisions)
         if isinstance(self.controller, Stateful):
             self.controller.load_state_dict(state["controller_state"])
+        self._announcer.go_back(self._next_index)
 
     def save(self, path: str | Path) -> None:
         """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""

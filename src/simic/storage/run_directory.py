@@ -112,19 +112,36 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def _acquire(self, descriptor: int) -> None:
+    @contextmanager
+    def lock_log(self) -> Iterator[None]:
+        """Lock a directory that holds nothing but the log of a user's own training; it is created if missing."""
+        for path in (self.lock_file, self.events, self.process):
+            check_regular(path)
+        if self.config.exists():
+            raise RunExistsError(f"{self.path} contains a run of simic train: give log another directory")
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.lock_file):
+            descriptor = open_to_change(self.lock_file)
+        try:
+            self._acquire(descriptor, other="give log another directory")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int, other: str = "choose another --out") -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _read_holder(descriptor)  # None: it has the lock, but has not yet written who it is
             who = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
-            raise RunLockedError(f"{self.path} is in use by {who}: wait, stop it, or choose another --out") from None
+            raise RunLockedError(f"{self.path} is in use by {who}: wait, stop it, or {other}") from None
         except OSError as error:
             raise output_error(self.lock_file, error) from error
         if not (self.lock_file.exists() and os.path.samestat(os.fstat(descriptor), self.lock_file.stat())):
             raise RunLockedError(f"{self.path} was just released by another process: try again")
         if not self.config.exists() and os.fstat(descriptor).st_size and _read_holder(descriptor) is None:
-            raise FileExistsError(f"{self.lock_file} is not a lock of simic: remove it, or choose another --out")
+            raise FileExistsError(f"{self.lock_file} is not a lock of simic: remove it, or {other}")
         with writing(self.lock_file):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _holder_text(), 0)

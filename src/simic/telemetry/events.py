@@ -148,6 +148,22 @@ class EpisodeTrace(EpisodeEvent, kind="trace"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrowthDecision(Event, kind="growth"):
+    """A decision in a user's own training; `update` is its number."""
+
+    actions: tuple[str, ...]
+    """As `Action` prints itself."""
+    slots: dict[str, Any]
+    """The slots that are not dormant after it: stage, alpha, contribution, blueprint and parameters of each."""
+    parameters: int
+    """Of the host and its seeds."""
+    val_loss: float
+    val_accuracy: float
+    verdict: str = "ok"
+    """Of the governor."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update(Event, kind="update", level="minimal"):
     """The metrics of one PPO update."""
 

@@ -1,13 +1,13 @@
 """Series: texts or numbers over time, written with repeated values counted.
 
-    in the event    ["dormant", "dormant", "dormant", "training", 0.1, None]
-    in the file     [["dormant", 3], "training", 0.1, null]
+in the event    ["dormant", "dormant", "dormant", "training", 0.1, None]
+in the file     [["dormant", 3], "training", 0.1, null]
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,7 @@ MIN_RUN = 3
 """Repetitions from which on counting them is shorter."""
 
 
-def rounded(values: Sequence[float], digits: int = 4) -> Series:
+def rounded(values: Iterable[float], digits: int = 4) -> Series:
     """Numbers with so many significant digits; None for those that are not finite."""
     # Adding 0 turns -0.0 into 0.0.
     return [float(f"{value:.{digits}g}") + 0.0 if math.isfinite(value) else None for value in values]

@@ -27,9 +27,7 @@ _LIFECYCLE = re.compile(
     r'"new_stage":"([a-z_]*)","old_stage":"([a-z_]*)","readiness":\{[a-z_",:0-9.e+-]*\},"reason":"([a-z_]*)",'
     rf'"slot":{_TEXT},"update":{_NUMBER}\}}'
 )
-_TRACE = re.compile(
-    rf'\{{"env":[0-9]+,"group":[0-9]+,"host_parameters":[0-9]+,"kind":"trace",.*"update":{_NUMBER}\}}'
-)
+_TRACE = re.compile(rf'\{{"env":[0-9]+,"group":[0-9]+,"host_parameters":[0-9]+,"kind":"trace",.*"update":{_NUMBER}\}}')
 _DECISION = re.compile(
     r'\{"action":"[^"\\]*","decision":[0-9]+,"env":[0-9]+,"group":[0-9]+,"kind":"decision",.*"update":[0-9]+,'
 )
@@ -42,12 +40,8 @@ class Deferred(NamedTuple):
     update: int
 
 
-class Line(NamedTuple):
-    """An event and the bytes of its line."""
-
-    event: Event | Unknown | Deferred
-    start: int
-    end: int
+Line = tuple[Event | Unknown | Deferred, int, int]
+"""An event, and the bytes where its line starts and ends."""
 
 
 class FileTail:
@@ -55,8 +49,9 @@ class FileTail:
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.damaged = path, 0, 0
-        self.behind = False  # whether the last call of `lines` ran out of time
         self._identity: tuple[int, int] | None = None
+        self.more = False
+        """Whether the last call of `lines` ended at its deadline."""
         self._in_huge_line = False
 
     def rewound(self) -> bool:
@@ -68,21 +63,19 @@ class FileTail:
         return found.st_size < self.offset or self._identity not in (None, (found.st_dev, found.st_ino))
 
     def lines(self, deadline: float = math.inf) -> Iterator[Line]:
-        """The events of the lines that were completed since; a missing file counts as empty.
-
-        After `deadline`, a time of `time.monotonic`, no further block is read; the next call goes on from there.
+        """The events of the lines that were completed since, until about `deadline` of the monotonic clock.
 
         Stage changes come without `readiness`, traces are deferred, and decisions, of which traces show the same, are
         left out.
         """
-        for start, line in self._new_lines(deadline):
+        for start, line in self.raw_lines(deadline):
             try:
                 event = parse(line)
             except EventError:
                 self.damaged += 1
                 continue
             if event is not None:
-                yield Line(event, start, start + len(line) + 1)
+                yield event, start, start + len(line) + 1
 
     def read_range(self, start: int, end: int) -> Iterator[Event | Unknown]:
         """All events of whole lines between two bytes; damaged ones are left out."""
@@ -99,9 +92,12 @@ class FileTail:
                 except EventError:
                     continue
 
-    def _new_lines(self, deadline: float) -> Iterator[tuple[int, bytes]]:
-        """Start and content of every new whole line without its end; those that are too long are counted as damaged."""
-        self.behind = False
+    def raw_lines(self, deadline: float = math.inf) -> Iterator[tuple[int, bytes]]:
+        """Start and content of every new whole line without its end; those that are too long are counted as damaged.
+
+        A missing file counts as empty.
+        """
+        self.more = False
         try:
             descriptor = open_file(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -111,8 +107,8 @@ class FileTail:
             self._identity = found.st_dev, found.st_ino
             file.seek(self.offset)
             # What is written meanwhile is left to the next call: a fast writer must not keep the reader here.
-            first, left, rest = self.offset, found.st_size - self.offset, b""
-            while left > 0 and not self.behind and (block := file.read(min(BLOCK, left))):
+            left, rest = found.st_size - self.offset, b""
+            while left > 0 and (block := file.read(min(BLOCK, left))):
                 left -= len(block)
                 *whole, rest = (rest + block).split(b"\n")
                 for line in whole:
@@ -123,7 +119,9 @@ class FileTail:
                         yield start, line
                 if self._in_huge_line or len(rest) >= MAX_LINE_BYTES:
                     self._in_huge_line, self.offset, rest = True, self.offset + len(rest), b""
-                self.behind = left > 0 and self.offset > first and time.monotonic() >= deadline
+                if left > 0 and time.monotonic() > deadline:
+                    self.more = True
+                    return
 
 
 def parse(line: bytes) -> Event | Unknown | Deferred | None:

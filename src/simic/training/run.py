@@ -164,9 +164,7 @@ class Run:
         """Record how long the phases of the last update took, and the memory in use."""
         seconds, speed = dict(self._seconds), self._decisions_per_second()
         self.recorder.record(
-            PhaseTimings(
-                update=self.update - 1, seconds=seconds, decisions_per_second=speed, memory_mb=peak_memory()
-            )
+            PhaseTimings(update=self.update - 1, seconds=seconds, decisions_per_second=speed, memory_mb=peak_memory())
         )
 
     def report_progress(self, anomalies: Sequence[Anomaly]) -> None:
