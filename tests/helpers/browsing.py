@@ -53,7 +53,7 @@ class Server(NamedTuple):
 @contextmanager
 def serving(directory: Path, *flags: str) -> Iterator[Server]:
     """`simic watch` as a process of its own."""
-    command = [sys.executable, "-m", "simic.cli", "watch", str(directory), "--port=0", *flags]
+    command = [sys.executable, "-m", "simic.cli", "watch", str(directory), *(flags or ["--port=0"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield _printed_address(process)

@@ -25,7 +25,7 @@ export function differingSettings(runs) {
 export function comparisonPanel(runs) {
   if (runs.length < 2) return null;
   const found = runs.every((run) => run.now) ? differingSettings(runs) : null;
-  const head = [h("span", { class: "hidden" }, "Figure or setting"), ...runs.map((run, i) => [key(i), run.now?.name ?? run.id])];
+  const head = [h("span", { class: "hidden" }, "Figure or setting"), ...runs.map((run, i) => [key(i), run.id])];
   const rows = [
     ["score", ...runs.map((run) => fixed(run.now?.score, 2))],
     ["gain over twins", ...runs.map((run) => signed(run.now?.gain, 2))],
@@ -52,7 +52,7 @@ export function comparisonForm(id, others, all, go) {
       const box = h("input", { type: "checkbox", "data-key": `with-${run.id}`, onchange: () => toggle(run.id, box.checked) });
       box.checked = others.includes(run.id);
       box.disabled = !box.checked && others.length >= MAX_OTHERS;
-      return h("label", {}, box, " ", run.name, h("span", { class: "soft" }, ` ${fixed(run.score, 1)}`));
+      return h("label", {}, box, " ", run.id, h("span", { class: "soft" }, ` ${fixed(run.score, 1)}`));
     }) : h("p", { class: "soft" }, "There is no other run.")),
   );
 }
