@@ -162,7 +162,7 @@ def test_a_run_that_was_removed_is_said_to_be_gone(server, directory, recorded, 
     page.wait_for_selector("a:text-is('short_lived')", state="detached")
     page.go_back()
     page.wait_for_selector("[role=alert]")
-    assert "short_lived" in page.locator("[role=alert]").inner_text()
+    assert "there is no such run" in page.locator("[role=alert]").inner_text()
     assert [fault for fault in page.faults if "404" not in fault] == []  # the browser's own words
     page.faults.clear()
 

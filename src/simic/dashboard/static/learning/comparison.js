@@ -5,7 +5,7 @@
 import { listText, runAddress } from "../lib/address.js";
 import { seriesVariable } from "../lib/colours.js";
 import { h, table } from "../lib/dom.js";
-import { fixed, NONE, setting, signed } from "../lib/format.js";
+import { fixed, NONE, plural, setting, signed } from "../lib/format.js";
 
 /** The largest number of runs beside the first. */
 export const MAX_OTHERS = 5;
@@ -47,7 +47,7 @@ export function comparisonForm(id, others, all, go) {
   return h(
     "details",
     { class: "menu", "data-key": "compare" },
-    h("summary", {}, others.length ? `Compared with ${others.length}` : "Compare with…"),
+    h("summary", {}, others.length ? `Compared with ${plural(others.length, "run")}` : "Compare with…"),
     h("fieldset", {}, h("legend", { class: "hidden" }, "Runs to compare with"), choices.length ? choices.map((run) => {
       const box = h("input", { type: "checkbox", "data-key": `with-${run.id}`, onchange: () => toggle(run.id, box.checked) });
       box.checked = others.includes(run.id);

@@ -2,7 +2,7 @@
  * What the charts of Learning show: each takes the rows of one or several runs and gives the data of a chart.
  */
 
-import { OPS, seriesVariable } from "../lib/colours.js";
+import { OPS, seriesVariable, termOrder, termVariable } from "../lib/colours.js";
 import { known, percent, words } from "../lib/format.js";
 
 /** @typedef {import("../lib/run_store.js").Row} Row */
@@ -25,15 +25,16 @@ const METRICS = [
   { key: "q_loss", title: "Q loss", unit: "offline learning" },
 ];
 
-/** @typedef {{key: string, make: (runs: RunRows[]) => ChartData | null, each: boolean}} Panel `each`: one chart per run */
+/** @typedef {{key: string, make: (shown: RunRows[], all: RunRows[]) => ChartData | null, each: boolean}} Panel
+ * `each`: one chart per run, with the same colours in all */
 
 /** @type {Panel[]} */
 export const PANELS = [
   ...METRICS.slice(0, 3).map(metricPanel),
   { key: "op", make: ([run]) => actionMix(run), each: true },
-  { key: "reward", make: ([run]) => rewardTerms(run), each: true },
+  { key: "reward", make: ([run], all) => rewardTerms(run, all), each: true },
   ...METRICS.slice(3, 5).map(metricPanel),
-  { key: "head_entropy", make: ([run]) => entropies(run), each: true },
+  { key: "head_entropy", make: ([run], all) => entropies(run, all), each: true },
   ...METRICS.slice(5).map(metricPanel),
 ];
 
@@ -90,19 +91,21 @@ function actionMix(run) {
   return stacked(run, "Action mix", "share of decisions", lines, (value) => percent(value));
 }
 
-/** @param {RunRows} run @returns {ChartData | null} */
-function rewardTerms(run) {
-  const lines = namesOf(run, "reward/").map((term, i) => ({
+/** @param {RunRows} run @param {RunRows[]} all @returns {ChartData | null} */
+function rewardTerms(run, all) {
+  const names = termOrder(all.flatMap((own) => namesOf(own, "reward/")));
+  const lines = names.map((term) => ({
     label: words(term),
-    colour: seriesVariable(i),
+    colour: termVariable(term, names),
     values: run.rows.map((row) => row.metrics[`reward/${term}`] ?? null),
   }));
   return stacked(run, "Reward terms", "sum over an episode", lines);
 }
 
-/** @param {RunRows} run @returns {ChartData | null} */
-function entropies(run) {
-  const lines = namesOf(run, "head_entropy/").map((head, i) => ({
+/** @param {RunRows} run @param {RunRows[]} all @returns {ChartData | null} */
+function entropies(run, all) {
+  const heads = [...new Set(all.flatMap((own) => namesOf(own, "head_entropy/")))].sort();
+  const lines = heads.map((head, i) => ({
     label: words(head),
     colour: seriesVariable(i),
     dash: Math.floor(i / 3),

@@ -114,5 +114,5 @@ export function setting(value) {
 /** `num_groups` and `head_entropy/op` as words. @param {string} name */
 export const words = (name) => name.replaceAll("_", " ").replace("/", ": ");
 
-/** A count with its noun. @param {number} amount @param {string} noun */
-export const plural = (amount, noun) => `${whole(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+/** A count with its noun. @param {number} amount @param {string} one @param {string} [many] */
+export const plural = (amount, one, many = `${one}s`) => `${whole(amount)} ${amount === 1 ? one : many}`;

@@ -58,7 +58,7 @@ export function learningView({ store, route: first, go }) {
     const shown = /** @type {Chart[]} */ ([]);
     for (const panel of panels) {
       for (const part of panel.each ? runs.map((run) => [run]) : [runs]) {
-        const data = panel.make(part);
+        const data = panel.make(part, runs);
         if (!data) continue;
         const key = panel.each ? `${panel.key} ${part[0].id}` : panel.key;
         if (shown.some((chart) => chart.key === key)) continue;
@@ -141,7 +141,7 @@ function anomalyList(store) {
   return h(
     "details",
     { class: "panel anomalies", "data-key": "anomalies" },
-    h("summary", {}, h("span", { class: "bad", "aria-hidden": "true" }, "▼ "), `${plural(found.length, found.length === 1 ? "anomaly" : "anomalie")}, marked in the charts`),
+    h("summary", {}, h("span", { class: "bad", "aria-hidden": "true" }, "▼ "), `${plural(found.length, "anomaly", "anomalies")}, marked in the charts`),
     h("ul", {}, last.map((own) =>
       h("li", {}, h("a", { href: runAddress(store.id, "story", { kind: "anomaly" }) }, `update ${whole(own.update)}`), ` ${words(own.name)} ${own.where ?? ""}: ${short(own.value)}, limit ${short(own.threshold)}`),
     )),

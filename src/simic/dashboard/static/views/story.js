@@ -46,7 +46,7 @@ export function storyView({ store, route: first, go }) {
     const passing = store.entries.filter((entry) => passes(entry, filter));
     const shown = passing.slice(-limit).reverse();
     const held = store.entries.length < store.total ? ` of the latest ${whole(store.entries.length)}` : "";
-    const total = plural(store.total, "event").replace(" event", store.total === 1 ? " entry" : " entrie");
+    const total = plural(store.total, "entry", "entries");
     about.textContent = clear.hidden ? total : `${whole(passing.length)}${held} pass the filter; ${total} in all`;
     replace(list, shown.length ? logTable(shown) : h("p", { class: "notice" }, store.total ? "No entry passes the filter." : "Nothing has happened yet."));
     older.hidden = passing.length <= limit && (exhausted || store.entries.length >= store.total);
