@@ -105,7 +105,9 @@ def test_a_server_that_goes_away_is_told_and_caught_up_with(run, directory, open
         assert again == Server(server.base, "")
         page.wait_for_selector(".log tr:has-text('meanwhile: mlp germinated')")
         page.wait_for_selector("#connection[data-state=live]")
-    assert all("ERR_" in fault for fault in page.faults), page.faults  # the browser's own words for a refused connection
+    assert all("ERR_" in fault for fault in page.faults), (
+        page.faults
+    )  # the browser's own words for a refused connection
     page.faults.clear()
 
 

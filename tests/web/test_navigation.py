@@ -5,6 +5,8 @@ import shutil
 import pytest
 from helpers.browsing import Server
 
+from simic.telemetry.events import Anomaly, GamingSuspicion, to_json
+
 pytestmark = pytest.mark.web
 
 HOSTILE = "<script>alert(1)</script>"
@@ -172,3 +174,35 @@ def test_without_a_token_nothing_is_shown(server, open_page):
     assert "token" in page.locator("body").inner_text()
     assert "first" not in page.locator("body").inner_text()
     page.faults.clear()
+
+
+def test_entries_older_than_those_in_the_page_are_fetched(server, directory, recorded, open_page):
+    """A page holds the latest 2,000; a filter reaches all the same back to the first update."""
+    shutil.copytree(recorded, directory / "long")
+    told = [
+        Anomaly(update=update, name="kl_spike", value=1.0, threshold=0.1)
+        if update % 50 == 0
+        else GamingSuspicion(
+            **{"update": update, "group": 0, "env": 0, "decision": 1, "slot": "stem", "blueprint": "mlp"},
+            reason="overclaiming",
+            contribution=1.0,
+        )
+        for update in range(5000)
+    ]
+    (directory / "long" / "events.jsonl").write_text("".join(to_json(event) + "\n" for event in told))
+    page = open_page(server, "/run/long/story?kind=anomaly&severity=warning")
+    page.wait_for_selector(".story [role=status]:has-text('40 of the latest 2,000')")
+    page.click("text=Show older entries")
+    page.wait_for_selector(".story [role=status]:has-text('100 pass the filter')")
+    rows = page.locator(".log tbody tr")
+    assert rows.count() == 100
+    assert rows.last.locator("td").nth(1).inner_text() == "0"
+    assert page.locator("text=Show older entries").is_hidden()
+    page.click("text=Clear")
+    page.wait_for_selector(".log tbody tr:nth-child(200)")
+    for shown in (400, 800, 1600, 3200):
+        page.click("text=Show older entries")
+        page.wait_for_selector(f".log tbody tr:nth-child({shown})")
+    texts = page.locator(".log tbody tr td:nth-child(2)").all_inner_texts()
+    updates = [int(text.replace(",", "")) for text in texts]
+    assert updates == list(range(4999, 1799, -1))

@@ -85,7 +85,7 @@ export class Chart {
       scales: { x: { time: false, range: rangeX }, y: { range: () => rangeY(/** @type {ChartData} */ (this.data)) } },
       axes: [
         { ...axis, size: 24, gap: 2, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => whole(own)) },
-        { ...axis, size: 46, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
+        { ...axis, size: labelWidth, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
       ],
       hooks: {
         drawAxes: data.stacked ? [(/** @type {any} */ u) => drawStack(u, /** @type {ChartData} */ (this.data))] : [],
@@ -200,6 +200,9 @@ function drawMarks(u, data) {
   }
   ctx.restore();
 }
+
+/** Room for the longest number. @param {any} u @param {string[] | null} labels */
+const labelWidth = (u, labels) => Math.max(34, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((own) => own.length)));
 
 /** @param {any} u @param {number} low @param {number} high @returns {[number, number]} */
 function rangeX(u, low, high) {

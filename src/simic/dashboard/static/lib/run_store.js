@@ -54,11 +54,6 @@ export class RunStore {
     return { now: true, rows: reset || rows.length > 0, growth: reset || grown, story: reset || entries.length > 0, reset };
   }
 
-  /** Add older entries of the story. @param {Entry[]} entries */
-  addEntries(entries) {
-    this.entries = merge(this.entries, entries, "index");
-  }
-
   /** The anomalies of all updates. */
   get anomalies() {
     return this.rows.flatMap((row) => (row.anomalies ?? []).map((anomaly) => ({ update: row.update, ...anomaly })));
