@@ -62,8 +62,8 @@ def test_a_wrong_token_is_refused(served, token):
     answer = served.get(f"/?token={quoted}", cookie=False)
     assert answer.status == 403
     assert "set-cookie" not in answer.headers
-    wrong = served.get("/api/runs", cookie=False, Cookie=f"{served.access.cookie}={quoted}; other=1")
-    assert wrong.status == 401
+    for cookie in (f"{served.access.cookie}={quoted}; other=1", f"other={served.access.session}"):
+        assert served.get("/api/runs", cookie=False, Cookie=cookie).status == 401
 
 
 def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(served):
@@ -216,21 +216,22 @@ def test_200_slow_clients_do_not_keep_others_out(served, monkeypatch):
     monkeypatch.setattr(web_server, "HEAD_SECONDS", 1.0)
     clients = []
     try:
-        for number in range(200):
-            client = socket.create_connection(("127.0.0.1", served.port), timeout=5)
-            client.sendall(b"GET /api/runs HTTP/1.1\r\nX-Slow: "[: number % 34])
-            clients.append(client)
+        clients += (socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(200))
+        silent, trickling = clients[:100], clients[100:]
+        for number, client in enumerate(trickling):
+            client.sendall(b"GET /api/runs HTTP/1.1\r\nX-Slow: "[: 1 + number % 30])
         start = time.monotonic()
         assert served.get("/api/runs").status == 200
         assert time.monotonic() - start < 1
         for _ in range(12):  # a byte now and then does not buy time
             time.sleep(0.1)
-            for client in clients:
+            for client in trickling:
                 _try_to_send(client, b"x")
         deadline = time.monotonic() + 5
         while len(served.server.server_state.connections) > 5 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(served.server.server_state.connections) <= 5, "slow clients were not dropped"
+        assert [client.recv(1) for client in silent] == [b""] * 100
     finally:
         for client in clients:
             client.close()
@@ -264,6 +265,14 @@ def test_huge_heads_are_refused(served, pieces):
                 _try_to_send(client, head[start : start + len(head) // pieces])
                 time.sleep(0.001)
             assert client.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+
+
+def test_a_head_without_end_is_not_collected(served):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=3) as client:
+        for _ in range(40):
+            _try_to_send(client, b"X" * 1000)
+            time.sleep(0.001)
+        assert client.recv(12) == b"HTTP/1.1 400"
 
 
 def test_what_is_no_http_is_refused(served):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from helpers.reports import make_results, write_run
-from helpers.watching import watching
+from helpers.watching import read_all, watching
 
 from simic.dashboard import live, web_server
 from simic.dashboard.web_server import bind, page_address, resolve, serve
@@ -179,6 +179,9 @@ def test_a_head_request_has_no_body(tmp_path):
             answer = served.get(path, method="HEAD")
             assert answer.body == b"", path
             assert answer.status == (404 if "none" in path else 200)
+        with served.connect("/api/run/run/stream", method="HEAD") as client:
+            client.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert b"HTTP/1.1 401" in read_all(client), "the stream was not over"
 
 
 def test_files_of_the_page_are_asked_for_again_only_when_they_changed(tmp_path):
@@ -213,12 +216,13 @@ def test_the_server_stops_within_a_second_whoever_watches(tmp_path):
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         sleepers = [served.connect("/api/run/run/stream") for _ in range(5)]
-        sleepers.append(socket.create_connection(("127.0.0.1", served.port)))
+        silent = socket.create_connection(("127.0.0.1", served.port))
         with served.stream("run") as messages:
             next(messages)
             assert served.stop() < 1
             assert list(messages) == []
-        for client in sleepers:
+        assert read_all(sleepers[0]).endswith(b"\r\n0\r\n\r\n"), "the stream was cut off, not ended"
+        for client in (*sleepers, silent):
             client.close()
 
 
@@ -241,3 +245,35 @@ def test_places_to_listen_are_checked():
         bind("192.0.2.1", 0)
     with pytest.raises(ValueError, match="--host must be a name or address of this machine, got 'no such host'"):
         resolve("no such host")
+
+
+def test_a_stream_tells_what_no_event_tells(tmp_path):
+    """The comparison at the end of a run is a file of its own."""
+    run = write_run(tmp_path / "run")
+    with watching(tmp_path) as served, served.stream("run") as messages:
+        assert next(messages)[1]["now"]["rules"] == {}
+        (run / "comparison").mkdir()
+        (run / "comparison" / "results.json").write_text(json.dumps(make_results({"wait": "wait"})))
+        _, view = next(messages)
+        assert list(view["now"]["rules"]) == ["wait"]
+        assert (view["reset"], updates(view)) == (False, [])
+
+
+def test_a_directory_whose_name_is_no_text_is_left_out(tmp_path):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / b"\xff\xfe".decode(errors="surrogateescape"))
+    with watching(tmp_path) as served:
+        assert [run["id"] for run in served.get("/api/runs").json["runs"]] == ["run"]
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_tried_again(tmp_path):
+    run = write_run(tmp_path / "run")
+    with watching(tmp_path) as served, served.stream("run") as messages:
+        next(messages)
+        (run / "events.jsonl").unlink()
+        (run / "events.jsonl").mkdir()
+        time.sleep(0.6)
+        assert served.get("/api/runs").status == 200
+        (run / "events.jsonl").rmdir()
+        add_update(run, 7)
+        assert updates(next(messages)[1]) == [7]

@@ -59,9 +59,11 @@ class Watched:
         """What the server answers to bytes, until it closes or waits for more."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as client:
             client.sendall(request)
-            return _read_all(client)
+            return read_all(client)
 
-    def connect(self, path: str, *, receive_bytes: int | None = None, **headers: str) -> socket.socket:
+    def connect(
+        self, path: str, *, method: str = "GET", receive_bytes: int | None = None, **headers: str
+    ) -> socket.socket:
         """A connection on which a request was sent and nothing was read."""
         client = socket.socket()
         if receive_bytes is not None:
@@ -69,14 +71,17 @@ class Watched:
         client.settimeout(10)
         client.connect(("127.0.0.1", self.port))
         extra = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {self.cookie}\r\n{extra}\r\n".encode())
+        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nCookie: {self.cookie}\r\n{extra}\r\n".encode())
         return client
 
     @contextmanager
     def stream(self, run: str, query: str = "", **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The messages of a run's stream: (id, view)."""
         address = f"/api/run/{run}/stream{query}"
-        with self.connect(address, receive_bytes=None, **headers) as client, client.makefile("rb") as file:
+        with (
+            self.connect(address, method="GET", receive_bytes=None, **headers) as client,
+            client.makefile("rb") as file,
+        ):
             status = file.readline()
             assert b" 200 " in status, status
             yield _messages(file)
@@ -120,7 +125,8 @@ def _messages(file: Any) -> Iterator[tuple[str, Any]]:
             yield fields[b"id"].decode(), json.loads(fields[b"data"])
 
 
-def _read_all(client: socket.socket) -> bytes:
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the server closes, or nothing comes any more."""
     received = b""
     try:
         while piece := client.recv(65536):

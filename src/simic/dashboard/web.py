@@ -81,9 +81,8 @@ def make_app(directory: LiveDirectory, access: Access) -> App:
         Route("/api/evaluation/{name:path}", server.evaluation),
     ]
     handlers: dict[Any, Any] = dict.fromkeys((HTTPException, OSError, ValueError), _refuse)
-    # Redirects to addresses with or without a final slash would go to whatever Host says.
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # an address has one spelling
     return SecurityMiddleware(app, access)
 
 

@@ -45,8 +45,8 @@ REMEDIES = {
 }
 
 
-class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with an end to patience: it waits for heads and for readers only so long."""
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, which waits for heads of requests and for readers only so long."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -95,7 +95,7 @@ class WatchServer(uvicorn.Server):
     def __init__(self, directory: LiveDirectory, access: Access) -> None:
         config = uvicorn.Config(
             make_app(directory, access),
-            http=PatientProtocol,
+            http=TimedProtocol,
             ws="none",
             lifespan="off",
             loop="asyncio",
