@@ -25,9 +25,7 @@ def find_browser() -> str:
     named = os.environ.get("SIMIC_BROWSER")
     found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        raise RuntimeError(
-            "tests of the page need Chromium: install it (apt-get install chromium), or set SIMIC_BROWSER"
-        )
+        raise RuntimeError("the page is tested in Chromium: apt-get install chromium, or set SIMIC_BROWSER to its path")
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from helpers import tiny_run
 from helpers.browsing import Server, find_browser, serving
 from helpers.reports import make_results
 
+from simic.dashboard.live import LIST_SECONDS
 from simic.tasks.hosts import plain_mlp_host, slot_names
 from simic.training import build, episodes
 
-playwright = pytest.importorskip("playwright.sync_api", reason="make test-web installs it")
 HOSTILE = "<script>alert(1)</script>"
 """A slash ends the name of a directory, so this is one within another."""
 
@@ -54,6 +55,21 @@ def directory(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture
+def add_run(recorded: Path, directory: Path) -> Iterator[Callable[[str], Path]]:
+    """Add a copy of the recorded run to the directory, and wait until the server looks for new runs again."""
+    added = []
+
+    def copy(name: str) -> Path:
+        added.append(shutil.copytree(recorded, directory / name))
+        time.sleep(LIST_SECONDS)
+        return added[-1]
+
+    yield copy
+    for path in added:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def server(directory: Path) -> Iterator[Server]:
     with serving(directory) as started:
@@ -62,8 +78,10 @@ def server(directory: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
+
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as started:
+    with sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=find_browser(), args=flags)
         yield chromium
         chromium.close()

@@ -1,9 +1,9 @@
 """The page while things happen: a run under way, a germination, a server that goes away, a tab that was asleep."""
 
-import shutil
 import socket
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers.browsing import Server, serving, training, wait_for
@@ -22,12 +22,9 @@ HIDE = """hidden => {
 
 
 @pytest.fixture
-def run(recorded, directory):
+def run(add_run):
     """A copy of the recorded run in the watched directory, to which a test may append."""
-    path = directory / "written"
-    shutil.copytree(recorded, path)
-    yield path
-    shutil.rmtree(path)
+    return add_run("written")
 
 
 def append(run, *events):
@@ -81,7 +78,7 @@ def test_a_germination_grows_in_the_garden_within_two_seconds(server, run, open_
     page.wait_for_selector("#connection[data-state=live]")
     assert page.locator("svg.network text", has_text="orchid").count() == 0
     traces = [trace for trace in read_events(run, [EpisodeTrace]) if trace.update == 4]
-    slots = {name: dict(series) for name, series in traces[0].slots.items()}
+    slots: dict[str, Any] = {name: dict(series) for name, series in traces[0].slots.items()}
     states = len(slots["block1"]["stage"])
     slots["block1"] |= {"stage": ["dormant"] * 3 + ["blending"] * (states - 3), "blueprint": ["orchid"] * states}
     grown = [replace(trace, update=5) for trace in traces]
@@ -105,9 +102,7 @@ def test_a_server_that_goes_away_is_told_and_caught_up_with(run, directory, open
         assert again == Server(server.base, "")
         page.wait_for_selector(".log tr:has-text('meanwhile: mlp germinated')")
         page.wait_for_selector("#connection[data-state=live]")
-    assert all("ERR_" in fault for fault in page.faults), (
-        page.faults
-    )  # the browser's own words for a refused connection
+    assert all("ERR_" in fault for fault in page.faults)
     page.faults.clear()
 
 

@@ -54,12 +54,16 @@ def test_every_decision_says_what_was_likely_legal_and_paid(server, open_page):
     detail.wait_for()
     assert detail.locator(".probabilities li").first.inner_text().startswith("op")
     assert detail.locator(".chips [data-chosen]").count() == 1
-    terms = [float(text.replace("−", "-")) for text in detail.locator(".legend b").all_inner_texts()]
-    reward = float(detail.locator("h4 b").inner_text().replace("−", "-"))
-    assert sum(terms) == pytest.approx(reward, abs=0.005)
+    terms = [number(text) for text in detail.locator(".legend b").all_inner_texts()]
+    assert sum(terms) == pytest.approx(number(detail.locator("h4 b").inner_text()), abs=0.005)
     assert page.locator(".decisions tbody tr").count() == 12
     page.click(".decisions tbody tr:nth-child(6)")
     page.wait_for_selector(".decision h3:has-text('Decision 5')")
+
+
+def number(text: str) -> float:
+    """The page writes a minus sign, not a hyphen."""
+    return float(text.replace("\N{MINUS SIGN}", "-"))
 
 
 def test_the_story_is_filtered_by_kind_host_and_severity(server, open_page):
@@ -154,13 +158,13 @@ def test_the_page_is_used_by_keys_alone(server, open_page):
     assert page.evaluate("document.activeElement.id") == "main"
 
 
-def test_a_run_that_was_removed_is_said_to_be_gone(server, directory, recorded, open_page):
-    shutil.copytree(recorded, directory / "short_lived")
+def test_a_run_that_was_removed_is_said_to_be_gone(server, add_run, open_page):
+    run = add_run("short_lived")
     page = open_page(server, "/run/short_lived/now")
     page.wait_for_selector(".light")
     page.click(".mark")
     page.wait_for_selector("a:text-is('short_lived')")
-    shutil.rmtree(directory / "short_lived")
+    shutil.rmtree(run)
     page.wait_for_selector("a:text-is('short_lived')", state="detached")
     page.go_back()
     page.wait_for_selector("[role=alert]")
@@ -176,9 +180,8 @@ def test_without_a_token_nothing_is_shown(server, open_page):
     page.faults.clear()
 
 
-def test_entries_older_than_those_in_the_page_are_fetched(server, directory, recorded, open_page):
+def test_entries_older_than_those_in_the_page_are_fetched(server, add_run, open_page):
     """A page holds the latest 2,000; a filter reaches all the same back to the first update."""
-    shutil.copytree(recorded, directory / "long")
     told = [
         Anomaly(update=update, name="kl_spike", value=1.0, threshold=0.1)
         if update % 50 == 0
@@ -189,7 +192,7 @@ def test_entries_older_than_those_in_the_page_are_fetched(server, directory, rec
         )
         for update in range(5000)
     ]
-    (directory / "long" / "events.jsonl").write_text("".join(to_json(event) + "\n" for event in told))
+    (add_run("long") / "events.jsonl").write_text("".join(to_json(event) + "\n" for event in told))
     page = open_page(server, "/run/long/story?kind=anomaly&severity=warning")
     page.wait_for_selector(".story [role=status]:has-text('40 of the latest 2,000')")
     page.click("text=Show older entries")
