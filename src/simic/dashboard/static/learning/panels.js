@@ -76,7 +76,7 @@ function overlay(runs, key, title, unit, spread) {
     };
   });
   const marks = runs.length > 1 ? [] : marksOf(runs[0]);
-  return { title, unit, note: spreads ? "band: 10 % to 90 % of hosts" : "", x, lines, marks };
+  return { title, unit, note: spreads ? "band: 10–90 % of hosts" : "", x, lines, marks };
 }
 
 /** @param {RunRows} run @returns {ChartData | null} */

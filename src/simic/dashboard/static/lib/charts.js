@@ -115,7 +115,7 @@ export class Chart {
     if (!data || !this.details.open) return;
     const from = Math.max(0, data.x.length - TABLE_ROWS);
     const format = data.digits ?? short;
-    const head = ["Update", ...data.lines.flatMap((line) => (line.band ? [line.label, `${line.label}, low`, `${line.label}, high`] : [line.label]))];
+    const head = ["Update", ...data.lines.flatMap((line) => (line.band ? [line.label, "10 %", "90 %"] : [line.label]))];
     const rows = data.x.slice(from).map((update, i) => [
       whole(update),
       ...data.lines.flatMap((line) => [line.values, ...(line.band ?? [])].map((values) => format(values[from + i] ?? null))),

@@ -58,6 +58,12 @@ export function percent(value, digits = 0) {
   return known(value) ? `${fixed(100 * value, digits)} %` : NONE;
 }
 
+/** A probability in percent; small ones keep a digit. @param {number | null | undefined} value */
+export function chance(value) {
+  if (!known(value)) return NONE;
+  return value >= 0.001 || value === 0 ? percent(value, value < 0.1 ? 1 : 0) : `${short(Number((100 * value).toPrecision(1)))} %`;
+}
+
 /** A size in bytes. @param {number | null | undefined} value */
 export function bytes(value) {
   if (!known(value)) return NONE;
