@@ -112,7 +112,7 @@ function received(change) {
 
 /** Title, path and tabs. */
 function frame() {
-  const name = live?.store.now?.name ?? (title || (route.page === "runs" ? "" : route.id));
+  const name = title || (route.page === "runs" ? "" : route.id);
   const label = route.page === "run" ? VIEWS[/** @type {keyof typeof VIEWS} */ (route.view)] : "";
   const here = label || (route.page === "evaluation" ? "Evaluation" : "Runs");
   document.title = [name, here, "simic watch"].filter(Boolean).join(" · ");

@@ -4,19 +4,27 @@
 
 import { OPS } from "../lib/colours.js";
 import { h } from "../lib/dom.js";
-import { fixed, known, NONE, percent, short, signed, whole, words } from "../lib/format.js";
+import { chance, known, NONE, percent, short, signed, whole, words } from "../lib/format.js";
 import { jointProbability, termNames } from "./host.js";
 import { barSize, rewardBar, rewardNumbers } from "./rewards.js";
 
 /** @typedef {import("./host.js").Host} Host */
 /** @typedef {import("./host.js").Decision} Decision */
 
+/** The most rows of the table: a training of a user's own may have thousands of decisions. */
+const ROWS = 200;
+/** Heads in the order in which they are decided. */
+const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
+
+/** @param {string} head */
+const headRank = (head) => (HEADS.includes(head) ? HEADS.indexOf(head) : HEADS.length);
+
 /** Everything about one decision. @param {Host} host @param {number} t */
 export function decisionDetail(host, t) {
   const own = host.decisions[t];
   if (!own) return h("p", { class: "soft" }, "No decision was taken here.");
   const names = termNames([host]);
-  const heads = Object.entries(own.probabilities ?? {}).filter(([, p]) => known(p));
+  const heads = Object.entries(own.probabilities ?? {}).filter(([, p]) => known(p)).sort(([a], [b]) => headRank(a) - headRank(b));
   return h(
     "div",
     { class: "decision" },
@@ -42,19 +50,22 @@ export function decisionDetail(host, t) {
 export function decisionTable(host, selected, pick) {
   const names = termNames([host]);
   const top = Math.max(1e-9, ...host.decisions.map((own) => barSize(own.reward_terms)));
-  const rows = host.decisions.map((own, t) =>
+  const from = Math.max(0, Math.min(selected - ROWS / 2, host.decisions.length - ROWS));
+  const shown = host.decisions.slice(from, from + ROWS);
+  const rows = shown.map((own, i) => ({ own, t: from + i })).map(({ own, t }) =>
     h(
       "tr",
       { "data-selected": t === selected ? "" : null, onclick: () => pick(t) },
       h("td", { class: "number" }, h("button", { type: "button", class: "plain", "data-key": `decision-${t}`, "aria-pressed": t === selected ? "true" : "false", "aria-label": `Decision ${own.decision}` }, whole(own.decision))),
       h("td", {}, opMark(own.op), h("span", { class: "action" }, actionText(own))),
-      h("td", { class: "number" }, percent(jointProbability(own))),
+      h("td", { class: "number" }, chance(jointProbability(own))),
       h("td", { class: "number roomy" }, whole(own.legal_ops?.length)),
       h("td", { class: "number roomy" }, percent(own.val_accuracy, 1)),
       h("td", { class: "number" }, signed(own.reward, 2)),
       h("td", { class: "bar-cell" }, rewardBar(own.reward_terms ?? {}, names, top)),
     ),
   );
+  const part = shown.length < host.decisions.length ? h("p", { class: "soft" }, `${whole(shown.length)} of ${whole(host.decisions.length)} decisions, around the selected one`) : null;
   const heads = [["#", "number"], ["Action", ""], ["Prob.", "number"], ["Legal", "number roomy"], ["Accuracy", "number roomy"], ["Reward", "number"], ["Made of", "bar-cell"]];
   return h(
     "div",
@@ -66,6 +77,7 @@ export function decisionTable(host, selected, pick) {
       h("thead", {}, h("tr", {}, heads.map(([text, name]) => h("th", { scope: "col", class: name || null }, text)))),
       h("tbody", {}, rows),
     ),
+    part,
   );
 }
 
@@ -89,8 +101,8 @@ function probabilities(heads, joint) {
   return h(
     "ul",
     { class: "probabilities" },
-    heads.map(([head, p]) => h("li", {}, h("span", {}, words(head)), h("span", { class: "meter", "aria-hidden": "true", style: { "--share": String(p) } }), h("b", {}, percent(p)))),
-    heads.length > 1 ? h("li", { class: "joint" }, h("span", {}, "all together"), h("span", {}), h("b", {}, percent(joint, 1))) : null,
+    heads.map(([head, p]) => h("li", {}, h("span", {}, words(head)), h("span", { class: "meter", "aria-hidden": "true", style: { "--share": String(p) } }), h("b", {}, chance(p)))),
+    heads.length > 1 ? h("li", { class: "joint" }, h("span", {}, "all together"), h("span", {}), h("b", {}, chance(joint))) : null,
   );
 }
 

@@ -2,6 +2,7 @@
  * Reads a traced host: what its slots were like after each decision.
  */
 
+import { termOrder } from "../lib/colours.js";
 import { known } from "../lib/format.js";
 
 /** @typedef {{name: string, stage: string[], alpha: (number | null)[], contribution: (number | null)[],
@@ -58,7 +59,7 @@ export function jointProbability(decision) {
 
 /** The names of all reward terms of some hosts, in a fixed order. @param {Host[]} hosts @returns {string[]} */
 export function termNames(hosts) {
-  return [...new Set(hosts.flatMap((host) => host.decisions.flatMap((own) => Object.keys(own.reward_terms ?? {}))))].sort();
+  return termOrder(hosts.flatMap((host) => host.decisions.flatMap((own) => Object.keys(own.reward_terms ?? {}))));
 }
 
 /** The largest magnitude of some numbers; at least a tiny one. @param {(number | null | undefined)[]} values */

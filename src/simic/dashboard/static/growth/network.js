@@ -14,7 +14,8 @@ const CHAIN = 176;
 const SEED = 70;
 /** Width of a segment's column: as the place allows, within these bounds. */
 const COLUMN = { least: 68, most: 150 };
-const LETTER = 6.4;
+/** Of a name, in pixels. */
+const LETTER = 7.4;
 
 /** @typedef {import("./host.js").Host} Host */
 /** @typedef {{x: number, width: number, height: number, room: number}} Box */

@@ -2,7 +2,7 @@
  * What a reward is made of: one stacked bar around zero, and its numbers.
  */
 
-import { seriesVariable } from "../lib/colours.js";
+import { termVariable } from "../lib/colours.js";
 import { h } from "../lib/dom.js";
 import { known, signed, words } from "../lib/format.js";
 
@@ -13,7 +13,7 @@ import { known, signed, words } from "../lib/format.js";
 export function rewardBar(terms, names, top) {
   const part = (/** @type {string} */ name) => {
     const share = Math.min(1, Math.abs(terms[name] ?? 0) / top);
-    return h("span", { style: { "--share": String(share), "--colour": `var(${seriesVariable(names.indexOf(name))})` } });
+    return h("span", { style: { "--share": String(share), "--colour": `var(${termVariable(name, names)})` } });
   };
   const given = names.filter((name) => known(terms[name]) && terms[name] !== 0);
   const down = given.filter((name) => /** @type {number} */ (terms[name]) < 0);
@@ -29,7 +29,7 @@ export function rewardNumbers(terms, names) {
     "ul",
     { class: "legend" },
     given.map((name) =>
-      h("li", { style: { "--colour": `var(${seriesVariable(names.indexOf(name))})` } }, h("span", { class: "swatch" }), words(name), " ", h("b", {}, signed(terms[name], 3))),
+      h("li", { style: { "--colour": `var(${termVariable(name, names)})` } }, h("span", { class: "swatch" }), words(name), " ", h("b", {}, signed(terms[name], 3))),
     ),
   );
 }

@@ -5,7 +5,7 @@
 import { listText, runAddress } from "../lib/address.js";
 import { seriesVariable } from "../lib/colours.js";
 import { h, table } from "../lib/dom.js";
-import { fixed, NONE, setting, signed } from "../lib/format.js";
+import { fixed, NONE, plural, setting, signed } from "../lib/format.js";
 
 /** The largest number of runs beside the first. */
 export const MAX_OTHERS = 5;
@@ -25,7 +25,7 @@ export function differingSettings(runs) {
 export function comparisonPanel(runs) {
   if (runs.length < 2) return null;
   const found = runs.every((run) => run.now) ? differingSettings(runs) : null;
-  const head = [h("span", { class: "hidden" }, "Figure or setting"), ...runs.map((run, i) => [key(i), run.now?.name ?? run.id])];
+  const head = [h("span", { class: "hidden" }, "Figure or setting"), ...runs.map((run, i) => [key(i), run.id])];
   const rows = [
     ["score", ...runs.map((run) => fixed(run.now?.score, 2))],
     ["gain over twins", ...runs.map((run) => signed(run.now?.gain, 2))],
@@ -47,12 +47,12 @@ export function comparisonForm(id, others, all, go) {
   return h(
     "details",
     { class: "menu", "data-key": "compare" },
-    h("summary", {}, others.length ? `Compared with ${others.length}` : "Compare with…"),
+    h("summary", {}, others.length ? `Compared with ${plural(others.length, "run")}` : "Compare with…"),
     h("fieldset", {}, h("legend", { class: "hidden" }, "Runs to compare with"), choices.length ? choices.map((run) => {
       const box = h("input", { type: "checkbox", "data-key": `with-${run.id}`, onchange: () => toggle(run.id, box.checked) });
       box.checked = others.includes(run.id);
       box.disabled = !box.checked && others.length >= MAX_OTHERS;
-      return h("label", {}, box, " ", run.name, h("span", { class: "soft" }, ` ${fixed(run.score, 1)}`));
+      return h("label", {}, box, " ", run.id, h("span", { class: "soft" }, ` ${fixed(run.score, 1)}`));
     }) : h("p", { class: "soft" }, "There is no other run.")),
   );
 }

@@ -2,12 +2,14 @@
  * What the charts of Learning show: each takes the rows of one or several runs and gives the data of a chart.
  */
 
-import { OPS, seriesVariable } from "../lib/colours.js";
+import { OPS, seriesVariable, termOrder, termVariable } from "../lib/colours.js";
 import { known, percent, words } from "../lib/format.js";
 
 /** @typedef {import("../lib/run_store.js").Row} Row */
 /** @typedef {import("../lib/charts.js").ChartData} ChartData */
 /** @typedef {{id: string, name: string, rows: Row[], anomalies: {update: number, name: string, where: string}[]}} RunRows */
+
+const MAX_OWN = 24;
 
 /** Charts of one metric per run; several runs are overlaid. */
 const METRICS = [
@@ -23,20 +25,24 @@ const METRICS = [
   { key: "q_loss", title: "Q loss", unit: "offline learning" },
 ];
 
-/** @typedef {{key: string, make: (runs: RunRows[]) => ChartData | null, each: boolean}} Panel `each`: one chart per run */
+/** @typedef {{key: string, make: (shown: RunRows[], all: RunRows[]) => ChartData | null, each: boolean}} Panel
+ * `each`: one chart per run, with the same colours in all */
 
 /** @type {Panel[]} */
 export const PANELS = [
   ...METRICS.slice(0, 3).map(metricPanel),
   { key: "op", make: ([run]) => actionMix(run), each: true },
-  { key: "reward", make: ([run]) => rewardTerms(run), each: true },
+  { key: "reward", make: ([run], all) => rewardTerms(run, all), each: true },
   ...METRICS.slice(3, 5).map(metricPanel),
-  { key: "head_entropy", make: ([run]) => entropies(run), each: true },
+  { key: "head_entropy", make: ([run], all) => entropies(run, all), each: true },
   ...METRICS.slice(5).map(metricPanel),
 ];
 
 /** One metric of all runs, by its name in events. @param {string} name @returns {Panel} */
 export const namedPanel = (name) => metricPanel({ key: name, title: words(name), unit: "" });
+
+/** The charts of a user's own training, whose metrics have any names. @param {RunRows[]} runs */
+export const ownPanels = (runs) => metricNames(runs).slice(0, MAX_OWN).map((name) => namedPanel(name));
 
 /** All metrics that the runs have. @param {RunRows[]} runs @returns {string[]} */
 export const metricNames = (runs) => [...new Set(runs.flatMap((run) => run.rows.slice(-50).flatMap((row) => Object.keys(row.metrics))))].sort();
@@ -70,7 +76,7 @@ function overlay(runs, key, title, unit, spread) {
     };
   });
   const marks = runs.length > 1 ? [] : marksOf(runs[0]);
-  return { title, unit, note: spreads ? "band: 10 % to 90 % of hosts" : "", x, lines, marks };
+  return { title, unit, note: spreads ? "band: 10–90 % of hosts" : "", x, lines, marks };
 }
 
 /** @param {RunRows} run @returns {ChartData | null} */
@@ -85,19 +91,21 @@ function actionMix(run) {
   return stacked(run, "Action mix", "share of decisions", lines, (value) => percent(value));
 }
 
-/** @param {RunRows} run @returns {ChartData | null} */
-function rewardTerms(run) {
-  const lines = namesOf(run, "reward/").map((term, i) => ({
+/** @param {RunRows} run @param {RunRows[]} all @returns {ChartData | null} */
+function rewardTerms(run, all) {
+  const names = termOrder(all.flatMap((own) => namesOf(own, "reward/")));
+  const lines = names.map((term) => ({
     label: words(term),
-    colour: seriesVariable(i),
+    colour: termVariable(term, names),
     values: run.rows.map((row) => row.metrics[`reward/${term}`] ?? null),
   }));
   return stacked(run, "Reward terms", "sum over an episode", lines);
 }
 
-/** @param {RunRows} run @returns {ChartData | null} */
-function entropies(run) {
-  const lines = namesOf(run, "head_entropy/").map((head, i) => ({
+/** @param {RunRows} run @param {RunRows[]} all @returns {ChartData | null} */
+function entropies(run, all) {
+  const heads = [...new Set(all.flatMap((own) => namesOf(own, "head_entropy/")))].sort();
+  const lines = heads.map((head, i) => ({
     label: words(head),
     colour: seriesVariable(i),
     dash: Math.floor(i / 3),

@@ -7,16 +7,27 @@ import { fixed, known, signed } from "../lib/format.js";
 
 const SPARK = { width: 320, height: 64 };
 
+/** @typedef {{name: string, score: number, own: boolean}} Mark */
+
 /** @param {any} now @param {import("../lib/run_store.js").Row[]} rows */
 export function scoreStrip(now, rows) {
-  const marks = [];
-  if (known(now.score)) marks.push({ name: "this run", score: now.score, own: true });
-  if (known(now.score) && known(now.gain)) marks.push({ name: "twins", score: now.score - now.gain, own: false });
-  for (const [name, score] of Object.entries(now.rules ?? {})) {
-    if (known(score)) marks.push({ name, score: /** @type {number} */ (score), own: false });
-  }
-  if (!marks.length) return h("p", { class: "soft" }, "No score yet.");
-  return [sparkline(rows), strip(marks)];
+  /** @type {Mark[]} */
+  const training = [];
+  if (known(now.score)) training.push({ name: "this run", score: now.score, own: true });
+  if (known(now.score) && known(now.gain)) training.push({ name: "twins", score: now.score - now.gain, own: false });
+  const compared = Object.entries(now.rules ?? {})
+    .filter(([, score]) => known(score))
+    .map(([name, score]) => ({ name, score: /** @type {number} */ (score), own: name === "trained" }));
+  if (!training.length && !compared.length) return h("p", { class: "soft" }, "No score yet.");
+  const scores = [...training, ...compared].map((mark) => mark.score);
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  return [
+    sparkline(rows),
+    compared.length ? h("h3", { class: "strip-title" }, "While training, newest update") : null,
+    strip(training, low, high),
+    compared.length ? h("h3", { class: "strip-title" }, "After training, on new hosts") : null,
+    compared.length ? strip(compared, low, high) : null,
+  ];
 }
 
 /** Mean score by update. @param {import("../lib/run_store.js").Row[]} rows */
@@ -43,11 +54,9 @@ function sparkline(rows) {
   );
 }
 
-/** One row per mark, each a bar to its score on one scale. @param {{name: string, score: number, own: boolean}[]} marks */
-function strip(marks) {
+/** One row per mark, each on the same scale. @param {Mark[]} marks @param {number} low @param {number} high */
+function strip(marks, low, high) {
   const own = marks.find((mark) => mark.own)?.score;
-  const scores = marks.map((mark) => mark.score);
-  const [low, high] = [Math.min(...scores), Math.max(...scores)];
   const room = (high - low || 1) * 0.15;
   const place = (/** @type {number} */ score) => String((score - low + room) / (high - low + 2 * room));
   const ordered = [...marks].sort((a, b) => b.score - a.score);

@@ -85,7 +85,7 @@ export class Chart {
       scales: { x: { time: false, range: rangeX }, y: { range: () => rangeY(/** @type {ChartData} */ (this.data)) } },
       axes: [
         { ...axis, size: 24, gap: 2, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => whole(own)) },
-        { ...axis, size: 46, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
+        { ...axis, size: labelWidth, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
       ],
       hooks: {
         drawAxes: data.stacked ? [(/** @type {any} */ u) => drawStack(u, /** @type {ChartData} */ (this.data))] : [],
@@ -115,7 +115,7 @@ export class Chart {
     if (!data || !this.details.open) return;
     const from = Math.max(0, data.x.length - TABLE_ROWS);
     const format = data.digits ?? short;
-    const head = ["Update", ...data.lines.flatMap((line) => (line.band ? [line.label, `${line.label}, low`, `${line.label}, high`] : [line.label]))];
+    const head = ["Update", ...data.lines.flatMap((line) => (line.band ? [line.label, "10 %", "90 %"] : [line.label]))];
     const rows = data.x.slice(from).map((update, i) => [
       whole(update),
       ...data.lines.flatMap((line) => [line.values, ...(line.band ?? [])].map((values) => format(values[from + i] ?? null))),
@@ -200,6 +200,9 @@ function drawMarks(u, data) {
   }
   ctx.restore();
 }
+
+/** Room for the longest number. @param {any} u @param {string[] | null} labels */
+const labelWidth = (u, labels) => Math.max(34, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((own) => own.length)));
 
 /** @param {any} u @param {number} low @param {number} high @returns {[number, number]} */
 function rangeX(u, low, high) {

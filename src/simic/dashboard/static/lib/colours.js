@@ -8,6 +8,21 @@ const SERIES = 10;
 /** The CSS variable of the colour of series number `i`. @param {number} i */
 export const seriesVariable = (i) => `--series-${(i % SERIES) + 1}`;
 
+/** Reward terms in the order of their colours; others follow by name. */
+const TERMS = ["score", "twin", "rent", "attribution", "compute", "intervention", "rollback", "forfeit", "terminal", "proxy"];
+
+/** Names of reward terms in their fixed order, so that a term looks the same everywhere. @param {Iterable<string>} names */
+export function termOrder(names) {
+  const rank = (/** @type {string} */ name) => (TERMS.includes(name) ? TERMS.indexOf(name) : TERMS.length);
+  return [...new Set(names)].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+}
+
+/** The variable of a term's colour. @param {string} name @param {string[]} names all of them, in order */
+export function termVariable(name, names) {
+  const known = TERMS.indexOf(name);
+  return seriesVariable(known >= 0 ? known : TERMS.length + names.filter((own) => !TERMS.includes(own)).indexOf(name));
+}
+
 /** @typedef {{letter: string, label: string, about: string}} Stage */
 /** @type {Record<string, Stage>} */
 export const STAGES = {

@@ -36,10 +36,12 @@ export function short(value) {
   return fixed(value, Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
 
-/** A difference of any size, always with its sign. @param {number | null | undefined} value */
+/** A difference of any size with two significant digits, always with its sign. @param {number | null | undefined} value */
 export function signedShort(value) {
   if (!known(value)) return NONE;
-  return value > 0 ? `+${short(value)}` : short(value);
+  const rounded = Number(value.toPrecision(2));
+  const text = Math.abs(rounded) < 100 ? tick(rounded) : short(rounded);
+  return rounded > 0 ? `+${text}` : rounded < 0 ? text : "±0";
 }
 
 /** A number without zeros at its end, for axes. @param {number} value */
@@ -54,6 +56,12 @@ export const whole = (value) => fixed(value, 0);
 /** A share of 1 in percent. @param {number | null | undefined} value */
 export function percent(value, digits = 0) {
   return known(value) ? `${fixed(100 * value, digits)} %` : NONE;
+}
+
+/** A probability in percent; small ones keep a digit. @param {number | null | undefined} value */
+export function chance(value) {
+  if (!known(value)) return NONE;
+  return value >= 0.001 || value === 0 ? percent(value, value < 0.1 ? 1 : 0) : `${short(Number((100 * value).toPrecision(1)))} %`;
 }
 
 /** A size in bytes. @param {number | null | undefined} value */
@@ -112,5 +120,5 @@ export function setting(value) {
 /** `num_groups` and `head_entropy/op` as words. @param {string} name */
 export const words = (name) => name.replaceAll("_", " ").replace("/", ": ");
 
-/** A count with its noun. @param {number} amount @param {string} noun */
-export const plural = (amount, noun) => `${whole(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+/** A count with its noun. @param {number} amount @param {string} one @param {string} [many] */
+export const plural = (amount, one, many = `${one}s`) => `${whole(amount)} ${amount === 1 ? one : many}`;

@@ -2,7 +2,8 @@
  * What the page knows of one run: the views that the server sent, applied one after the other.
  */
 
-/** @typedef {{update: number, metrics: Record<string, number | null>, spread?: Record<string, (number | null)[]>,
+/** Of long runs a row stands for the updates from `first` on: its seeds and anomalies are theirs too.
+ * @typedef {{update: number, first?: number, metrics: Record<string, number | null>, spread?: Record<string, (number | null)[]>,
  *   seeds?: Record<string, Record<string, number>>,
  *   anomalies?: {name: string, where: string, value: number | null, threshold: number | null}[]}} Row */
 /** @typedef {{index: number, time: number | null, update: number | null, kind: string, severity: string,
@@ -45,7 +46,7 @@ export class RunStore {
     const grown = Boolean(view.growth);
     this.now = view.now ?? this.now;
     this.cursor = view.cursor ?? this.cursor;
-    if (rows.length) this.rows = merge(this.rows, rows, "update");
+    if (rows.length) this.rows = merge(withoutMerged(this.rows, rows), rows, "update");
     if (entries.length) this.entries = merge(this.entries, entries, "index").slice(-MAX_ENTRIES);
     if (grown) this.growth = view.growth;
     this.total = view.story?.total ?? this.total;
@@ -53,15 +54,17 @@ export class RunStore {
     return { now: true, rows: reset || rows.length > 0, growth: reset || grown, story: reset || entries.length > 0, reset };
   }
 
-  /** Add older entries of the story. @param {Entry[]} entries */
-  addEntries(entries) {
-    this.entries = merge(this.entries, entries, "index");
-  }
-
   /** The anomalies of all updates. */
   get anomalies() {
     return this.rows.flatMap((row) => (row.anomalies ?? []).map((anomaly) => ({ update: row.update, ...anomaly })));
   }
+}
+
+/** Rows without those that a fresh row now stands for. @param {Row[]} old @param {Row[]} fresh */
+function withoutMerged(old, fresh) {
+  const spans = fresh.filter((row) => (row.first ?? row.update) < row.update);
+  if (!spans.length) return old;
+  return old.filter((row) => !spans.some((span) => (span.first ?? 0) <= row.update && row.update < span.update));
 }
 
 /**
@@ -71,7 +74,7 @@ export class RunStore {
  * @returns {T[]}
  */
 function merge(old, fresh, key) {
-  if (!old.length || old[old.length - 1][key] < fresh[0][key]) return old.concat(fresh);
+  if (!old.length || !fresh.length || old[old.length - 1][key] < fresh[0][key]) return old.concat(fresh);
   const all = new Map(old.map((item) => [item[key], item]));
   for (const item of fresh) all.set(item[key], item);
   return [...all.values()].sort((a, b) => a[key] - b[key]);

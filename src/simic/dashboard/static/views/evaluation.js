@@ -4,7 +4,8 @@
 
 import { ask } from "../lib/api.js";
 import { h, replace, s, table } from "../lib/dom.js";
-import { ago, fixed, known, moment, NONE, plural, setting, short, signed, whole } from "../lib/format.js";
+import { fatesFigure } from "../learning/fates.js";
+import { ago, fixed, known, moment, NONE, plural, setting, short, signed } from "../lib/format.js";
 
 const ROW = 26;
 
@@ -106,14 +107,13 @@ function taskTable(found, controllers) {
   return table({ caption: "Mean score by task", head: ["Task", ...controllers.map((own) => own.name)], rows, numeric: controllers.map((_, i) => i + 1) });
 }
 
-/** @param {Record<string, Record<string, Record<string, number>>>} fates */
+/** @param {Record<string, Record<string, Record<string, number>>>} fates by controller and blueprint */
 function fatesSection(fates) {
-  const rows = Object.entries(fates).flatMap(([controller, blueprints]) =>
-    Object.entries(blueprints).map(([blueprint, own]) => [controller, blueprint, whole(own.fossilized ?? 0), whole(own.pruned ?? 0), whole(own.live ?? 0)]),
-  );
-  if (!rows.length) return null;
-  const head = ["Controller", "Blueprint", "Fossilized", "Pruned", "Live at the end"];
-  return h("section", { class: "panel", "aria-labelledby": "t-fates" }, h("h2", { id: "t-fates" }, "Seeds"), table({ caption: "Fates of seeds", head, rows, numeric: [2, 3, 4] }));
+  const figures = Object.entries(fates).map(([controller, blueprints]) => {
+    const seeds = Object.entries(blueprints).map(([blueprint, own]) => [blueprint, { ...own, germinated: Object.values(own).reduce((sum, count) => sum + count, 0) }]);
+    return fatesFigure(controller, [{ update: 0, metrics: {}, seeds: Object.fromEntries(seeds) }]);
+  });
+  return figures.some(Boolean) ? h("div", { class: "charts" }, figures) : null;
 }
 
 /** @param {Record<string, any>} pairs */

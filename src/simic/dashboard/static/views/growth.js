@@ -21,6 +21,8 @@ export function growthView({ store, route: first, go }) {
   let route = first;
   let past = /** @type {any} */ (null);
   let playing = 0;
+  /** What the garden shows: stepping through decisions leaves it as it is. @type {any[]} */
+  let planted = [];
   const steps = h("div", { class: "tools" });
   const about = h("p", { class: "soft", role: "status" });
   const garden = h("div", { class: "garden" });
@@ -55,12 +57,15 @@ export function growthView({ store, route: first, go }) {
     const hosts = /** @type {Host[]} */ (growth?.hosts ?? []);
     about.textContent = growth ? summary(growth, hosts) : wanted() === null ? "" : "Loading…";
     if (!hosts.length) {
+      planted = [];
       replace(garden, h("p", { class: "notice" }, growth || wanted() === null ? nothing(store.now, wanted()) : "Loading…"));
       replace(detail);
       return;
     }
     const host = selectedHost(hosts);
-    drawGarden(garden, hosts, host?.id ?? "", (own) => address({ host: own.id, decision: null }));
+    const scene = [growth, host?.id, wanted()];
+    if (scene.some((own, i) => own !== planted[i])) drawGarden(garden, hosts, host?.id ?? "", (own) => address({ host: own.id, decision: null }));
+    planted = scene;
     if (host) drawDetail(host, hosts);
     else replace(detail, h("h2", {}, `Host ${route.query.get("host")}`), h("p", {}, NOT_TRACED));
   }

@@ -11,7 +11,7 @@ import { plural, short, whole, words } from "../lib/format.js";
 import { RunStore } from "../lib/run_store.js";
 import { comparisonForm, comparisonPanel, MAX_OTHERS } from "../learning/comparison.js";
 import { fatesFigure } from "../learning/fates.js";
-import { metricNames, namedPanel, PANELS } from "../learning/panels.js";
+import { metricNames, namedPanel, ownPanels, PANELS } from "../learning/panels.js";
 
 const SHOWN_ANOMALIES = 30;
 
@@ -40,7 +40,7 @@ export function learningView({ store, route: first, go }) {
   function draw() {
     frame = 0;
     if (!store.now) return;
-    const runs = stores().map((own) => ({ id: own.id, name: own.now?.name ?? own.id, rows: own.rows, anomalies: own.anomalies }));
+    const runs = stores().map((own) => ({ id: own.id, name: own.id, rows: own.rows, anomalies: own.anomalies }));
     about.textContent = store.rows.length ? `${plural(store.rows.length, "update")} of ${store.now.name}` : "No update is complete yet.";
     replace(compared, comparisonPanel(stores()));
     replace(anomalies, anomalyList(store));
@@ -53,11 +53,12 @@ export function learningView({ store, route: first, go }) {
   /** @param {import("../learning/panels.js").RunRows[]} runs */
   function drawCharts(runs) {
     const named = route.query.get("metric");
-    const panels = named ? [namedPanel(named), ...PANELS] : PANELS;
+    const usual = store.now.kind === "growth" ? ownPanels(runs) : PANELS;
+    const panels = named ? [namedPanel(named), ...usual] : usual;
     const shown = /** @type {Chart[]} */ ([]);
     for (const panel of panels) {
       for (const part of panel.each ? runs.map((run) => [run]) : [runs]) {
-        const data = panel.make(part);
+        const data = panel.make(part, runs);
         if (!data) continue;
         const key = panel.each ? `${panel.key} ${part[0].id}` : panel.key;
         if (shown.some((chart) => chart.key === key)) continue;
@@ -140,7 +141,7 @@ function anomalyList(store) {
   return h(
     "details",
     { class: "panel anomalies", "data-key": "anomalies" },
-    h("summary", {}, h("span", { class: "bad", "aria-hidden": "true" }, "▼ "), `${plural(found.length, found.length === 1 ? "anomaly" : "anomalie")}, marked in the charts`),
+    h("summary", {}, h("span", { class: "bad", "aria-hidden": "true" }, "▼ "), `${plural(found.length, "anomaly", "anomalies")}, marked in the charts`),
     h("ul", {}, last.map((own) =>
       h("li", {}, h("a", { href: runAddress(store.id, "story", { kind: "anomaly" }) }, `update ${whole(own.update)}`), ` ${words(own.name)} ${own.where ?? ""}: ${short(own.value)}, limit ${short(own.threshold)}`),
     )),

@@ -11,6 +11,8 @@ import { scoreStrip } from "../learning/score_strip.js";
 import { statusPill } from "./runs.js";
 
 const LAST_ENTRIES = 8;
+/** In the order in which they happen. */
+const PHASES = ["rollout", "statistics", "update", "record", "checkpoint"];
 const SEVERITY_ORDER = { bad: 0, warn: 1, ok: 2, unknown: 3 };
 
 /** @param {import("../app.js").Context} context @returns {import("../app.js").View} */
@@ -87,9 +89,12 @@ function factList(now) {
   ];
 }
 
+/** @param {string} name */
+const phaseRank = (name) => (PHASES.includes(name) ? PHASES.indexOf(name) : PHASES.length);
+
 /** Phases of the last update as one bar and a list. @param {Record<string, number | null>} phases */
 function phaseBar(phases) {
-  const parts = Object.entries(phases).filter(([, seconds]) => known(seconds));
+  const parts = Object.entries(phases).filter(([, seconds]) => known(seconds)).sort(([a], [b]) => phaseRank(a) - phaseRank(b));
   const sum = parts.reduce((total, [, seconds]) => total + /** @type {number} */ (seconds), 0);
   if (!sum) return h("p", { class: "soft" }, "No update is complete yet.");
   const style = (/** @type {number} */ i, /** @type {any} */ seconds) => ({ "--share": String(seconds / sum), "--colour": `var(${seriesVariable(i)})` });
@@ -106,7 +111,7 @@ function machineFacts(now) {
   const { workers, memory_mb: memory } = now;
   const nodes = Array.isArray(workers?.nodes) ? workers.nodes.length : (workers?.nodes ?? 1);
   return [
-    workers ? fact("Workers", whole(workers.count), nodes > 1 ? `on ${whole(nodes)} machines` : "on one machine") : null,
+    workers ? fact("Workers", whole(workers.count), workers.count === 0 ? "the main process trains" : nodes > 1 ? `on ${whole(nodes)} machines` : "on one machine") : null,
     workers && known(workers.in_flight) ? fact("In flight", whole(workers.in_flight), "groups of hosts") : null,
     workers?.lost ? fact("Lost", whole(workers.lost), "workers") : null,
     ...Object.entries(memory ?? {}).map(([who, amount]) => fact(`Memory, ${who}`, known(amount) ? bytes(/** @type {number} */ (amount) * 1e6) : NONE)),

@@ -13,7 +13,7 @@ const SECONDS = 3;
 /** @typedef {{key: string, label: string, value: (run: any) => any, cell: (run: any) => any, number?: boolean}} Column */
 /** @type {Column[]} */
 const COLUMNS = [
-  { key: "name", label: "Run", value: (run) => run.name, cell: nameCell },
+  { key: "name", label: "Run", value: (run) => run.id, cell: nameCell },
   { key: "status", label: "Status", value: (run) => run.status, cell: (run) => statusPill(run.status) },
   { key: "task", label: "Task", value: (run) => run.task ?? "", cell: (run) => run.task ?? NONE },
   { key: "preset", label: "Preset", value: (run) => run.preset ?? "", cell: (run) => run.preset ?? NONE },
@@ -95,7 +95,7 @@ export function runsView({ go, connected }) {
         else chosen.delete(run.id);
         draw();
       };
-      const box = h("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, "data-key": `c-${run.id}`, onchange: mark });
+      const box = h("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, "data-key": `c-${run.id}`, onchange: mark });
       box.checked = chosen.has(run.id);
       const cells = COLUMNS.map(({ cell, label, number, key }) =>
         h("td", { class: [number ? "number" : "", `cell-${key}`].join(" "), "data-label": label }, cell(run)),
@@ -131,7 +131,7 @@ export function statusPill(status) {
 function nameCell(run) {
   const kind = run.algorithm && run.algorithm !== "ppo" ? run.algorithm : run.kind && run.kind !== "training" ? run.kind : "";
   const faults = run.faults ? h("span", { class: "bad small" }, ` ▲ ${plural(run.faults, "fault")}`) : null;
-  const link = h("a", { href: runAddress(run.id, "now"), "data-key": `run-${run.id}` }, run.name);
+  const link = h("a", { href: runAddress(run.id, "now"), "data-key": `run-${run.id}` }, run.id);
   return [link, kind ? h("span", { class: "soft small" }, ` ${kind}`) : null, faults];
 }
 
@@ -139,7 +139,7 @@ function nameCell(run) {
 function progressCell(run) {
   if (!known(run.update)) return NONE;
   if (!known(run.updates) || run.updates <= 0) return whole(run.update);
-  const bar = h("progress", { max: run.updates, value: Math.min(run.update, run.updates), "aria-label": `Updates of ${run.name}` });
+  const bar = h("progress", { max: run.updates, value: Math.min(run.update, run.updates), "aria-label": `Updates of ${run.id}` });
   return [bar, ` ${whole(run.update)} / ${whole(run.updates)}`];
 }
 
@@ -160,7 +160,7 @@ function evaluationTable(list) {
     h(
       "tr",
       {},
-      h("td", { class: "cell-name" }, h("a", { href: evaluationAddress(own.id), "data-key": `evaluation-${own.id}` }, own.name)),
+      h("td", { class: "cell-name" }, h("a", { href: evaluationAddress(own.id), "data-key": `evaluation-${own.id}` }, own.id)),
       h("td", { "data-label": "Best first" }, (own.controllers ?? []).join(", ") || NONE),
       h("td", { class: "number", "data-label": "Tasks" }, whole(own.tasks)),
       h("td", { class: "number", "data-label": "Hosts" }, whole(own.hosts)),
@@ -181,7 +181,7 @@ function empty(all) {
 
 /** @param {any} run @param {string} words */
 function matches(run, words) {
-  const text = [run.name, run.task, run.status, run.preset, run.algorithm, run.kind].join(" ").toLowerCase();
+  const text = [run.id, run.task, run.status, run.preset, run.algorithm, run.kind].join(" ").toLowerCase();
   return words.split(/\s+/).every((word) => text.includes(word));
 }
 

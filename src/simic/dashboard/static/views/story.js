@@ -10,6 +10,8 @@ import { known, moment, NONE, plural, whole, words } from "../lib/format.js";
 import { entryTarget, severityMark } from "../lib/run_facts.js";
 
 const PAGE = 200;
+/** Of one answer of the server. */
+const MOST = 2000;
 const FILTERS = ["kind", "host", "severity"];
 /** The least severe first; a choice shows itself and all that is worse. */
 const ORDER = Object.keys(SEVERITIES);
@@ -20,6 +22,8 @@ const ORDER = Object.keys(SEVERITIES);
 export function storyView({ store, route: first, go }) {
   let route = first;
   let limit = PAGE;
+  /** Entries older than those of the store, of the present filter. @type {Entry[]} */
+  let past = [];
   /** Nothing older that passes the filter is left on the server. */
   let exhausted = false;
   const about = h("p", { class: "soft", role: "status" });
@@ -43,10 +47,10 @@ export function storyView({ store, route: first, go }) {
     options(selects.host, "all hosts", store.entries.map((entry) => entry.host), filter.host);
     options(selects.severity, "info", ORDER.slice(1), filter.severity, false);
     clear.hidden = !FILTERS.some((name) => filter[name]);
-    const passing = store.entries.filter((entry) => passes(entry, filter));
+    const passing = [...past, ...store.entries.filter((entry) => passes(entry, filter))];
     const shown = passing.slice(-limit).reverse();
-    const held = store.entries.length < store.total ? ` of the latest ${whole(store.entries.length)}` : "";
-    const total = plural(store.total, "event").replace(" event", store.total === 1 ? " entry" : " entrie");
+    const held = store.entries.length < store.total && !exhausted ? ` of the latest ${whole(store.entries.length)}` : "";
+    const total = plural(store.total, "entry", "entries");
     about.textContent = clear.hidden ? total : `${whole(passing.length)}${held} pass the filter; ${total} in all`;
     replace(list, shown.length ? logTable(shown) : h("p", { class: "notice" }, store.total ? "No entry passes the filter." : "Nothing has happened yet."));
     older.hidden = passing.length <= limit && (exhausted || store.entries.length >= store.total);
@@ -83,14 +87,19 @@ export function storyView({ store, route: first, go }) {
 
   async function loadOlder() {
     const filter = chosen();
-    limit += PAGE;
-    const held = store.entries.filter((entry) => passes(entry, filter));
-    if (held.length >= limit || store.entries.length >= store.total) return draw();
+    const asked = route;
+    limit *= 2;
+    const held = store.entries.filter((entry) => passes(entry, filter)).length + past.length;
+    if (held >= limit || store.entries.length >= store.total) return draw();
+    const severities = filter.severity ? ORDER.slice(ORDER.indexOf(filter.severity)) : [""];
+    const before = (past[0] ?? store.entries[0])?.index;
+    const amount = Math.min(MOST, limit - held);
     try {
-      const before = store.entries[0]?.index ?? null;
-      const { entries } = await askRun(store.id, "events", { ...filter, before, limit: PAGE });
-      exhausted = entries.length < PAGE;
-      if (entries.length) store.addEntries(entries);
+      const answers = await Promise.all(severities.map((severity) => askRun(store.id, "events", { ...filter, severity, before, limit: amount })));
+      if (asked !== route) return;
+      const found = answers.flatMap((answer) => answer.entries).sort((a, b) => a.index - b.index);
+      exhausted = found.length < amount;
+      past = [...found.slice(-amount), ...past];
       draw();
     } catch (error) {
       about.textContent = /** @type {Error} */ (error).message;
@@ -99,11 +108,15 @@ export function storyView({ store, route: first, go }) {
 
   return {
     element,
-    update: (changed) => (changed.story || changed.reset) && draw(),
+    update: (changed) => {
+      if (changed.reset) past = [];
+      if (changed.story || changed.reset) draw();
+    },
     reroute: (next) => {
       route = next;
       limit = PAGE;
       exhausted = false;
+      past = [];
       draw();
     },
   };
