@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INTEGRATIONS := $(VENV)/.integrations
 CLUSTER := $(VENV)/.cluster
+BROWSER := $(VENV)/.browser
 BENCH := $(VENV)/.bench
 DATA := data/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-slow test-integrations test-cluster check bench data setup clean
+.PHONY: train pretrained test test-slow test-web test-cluster test-integrations check bench data setup clean
 
 train: $(STAMP)
 	$(BIN)/simic train
@@ -32,6 +33,10 @@ test: $(STAMP)
 # Learning, faults and third-party models.
 test-slow: $(STAMP)
 	$(BIN)/pytest -n auto --dist worksteal -m slow
+
+# The page of simic watch in Chromium, which is installed for it; pictures of every view go to build/screenshots.
+test-web: $(BROWSER)
+	$(BIN)/pytest -m web
 
 # Against the real packages, which are installed for it.
 test-integrations: $(INTEGRATIONS)
@@ -64,8 +69,19 @@ $(STAMP): pyproject.toml constraints.txt
 	# The exact torch first, alone: asked for as a range it may bring gigabytes of GPU packages.
 	# Not compiled: most of what is installed is never imported, and compiling it all takes as long as downloading it.
 	$(BIN)/python -m pip install --quiet --no-compile "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable ".[dev,report]"
+	$(PIP) --editable ".[dev,report,watch]"
 	touch $(STAMP)
+
+$(BROWSER): $(STAMP)
+	$(PIP) --editable ".[browser]"
+	if [ -z "$$SIMIC_BROWSER" ] && ! command -v chromium chromium-browser google-chrome google-chrome-stable; then \
+	  if [ "$$(id -u)" != 0 ]; then \
+	    echo "make test-web needs Chromium, and installing it needs root: run apt-get install chromium as root," \
+	      "or set SIMIC_BROWSER to the path of a Chromium or Chrome" >&2; exit 1; \
+	  fi; \
+	  apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core; \
+	fi
+	touch $(BROWSER)
 
 $(INTEGRATIONS): $(STAMP)
 	$(PIP) --editable ".[integrations]"

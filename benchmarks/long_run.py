@@ -1,11 +1,7 @@
-"""Write a run directory of many events, as a long training would: what a view must open fast.
-
-python benchmarks/long_run.py DIRECTORY --events 100000
-"""
+"""Write a run directory of many events, as a long training would: what a view must open fast."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,15 +135,3 @@ def _process(updates: int) -> Iterator[Event]:
         yield CheckpointSaved(update=update + 1, path=f"update_{update + 1:06d}.safetensors", time=5.0 * update + 5)
         seconds = {"rollout": 4.0, "update": 1.0}
         yield PhaseTimings(update=update, seconds=seconds, decisions_per_second=700.0, time=5.0 * update + 5)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--events", type=int, default=100_000)
-    arguments = parser.parse_args()
-    print(write_long_run(arguments.directory, arguments.events))
-
-
-if __name__ == "__main__":
-    main()

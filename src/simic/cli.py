@@ -18,6 +18,7 @@ from simic.commands.report import ReportCommand
 from simic.commands.runs import RunsCommand
 from simic.commands.train import TrainCommand
 from simic.commands.version import VersionCommand
+from simic.commands.watch import WatchCommand
 from simic.registry import nearest
 from simic.storage.printable import printable
 
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Any] = {
     "grow": GrowCommand,
     "evaluate": EvaluateCommand,
     "plan": PlanCommand,
+    "watch": WatchCommand,
     "runs": RunsCommand,
     "inspect": InspectCommand,
     "report": ReportCommand,

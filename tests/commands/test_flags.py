@@ -60,6 +60,24 @@ def parse(*args: str) -> Example:
     return parse_command(Example, args, prog="simic example")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Optional:
+    """A command that runs without arguments."""
+
+    path: Path = field(default=Path("runs"), metadata=POSITIONAL)
+    """Where."""
+
+
+def test_an_argument_with_a_default_may_be_left_out(capsys):
+    assert parse_command(Optional, [], prog="simic optional").path == Path("runs")
+    assert parse_command(Optional, ["x"], prog="simic optional").path == Path("x")
+    with pytest.raises(SystemExit):
+        parse_command(Optional, ["--help"], prog="simic optional")
+    said = capsys.readouterr().out
+    assert "usage: simic optional [PATH] [FLAGS]" in said
+    assert "Where. Default: runs." in said
+
+
 def test_only_given_flags_are_settings():
     assert parse("x") == Example(path=Path("x"))
     assert parse("x", "--count", "3").count == 3  # the command's own, not the config's

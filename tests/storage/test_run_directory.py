@@ -1,5 +1,6 @@
 """The run directory: where files live, and one writer at a time."""
 
+import fcntl
 import os
 import re
 import signal
@@ -259,3 +260,14 @@ def test_a_users_own_temporary_files_stay_and_ours_are_swept(tmp_path, tiny_task
     assert own.read_text() == "draft"
     assert own.with_name("config.new").read_text() == "draft"
     assert not ours.exists()
+
+
+def test_a_view_that_looks_at_the_lock_keeps_nobody_out(run):
+    run.create().config.write_text("{}")
+    with run.lock():
+        pass
+    with run.lock_file.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.03, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with run.lock():
+            assert run.holder() is not None

@@ -79,6 +79,17 @@ class Flag(NamedTuple):
         names = self.setting.metadata.get("choices", tuple)
         return tuple(names())
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether the command runs without it."""
+        return self.setting.default is not MISSING
+
+    @property
+    def usage(self) -> str:
+        """How a positional argument stands in the usage line."""
+        name = self.text.upper()
+        return self.setting.metadata.get("usage") or (f"[{name}]" if self.is_optional else name)
+
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Make the parser accept it."""
         options, text = dict[str, Any](), self.setting.help
@@ -95,6 +106,8 @@ class Flag(NamedTuple):
             options |= {"nargs": "+", "action": "extend"}
         if self.text.startswith("--"):
             options |= {"dest": self.text, "default": argparse.SUPPRESS}
+        elif self.is_optional:
+            options |= {"nargs": "?", "default": argparse.SUPPRESS}
         parser.add_argument(self.text, help=text.replace("%", "%%") if self.shown else argparse.SUPPRESS, **options)
 
     def read(self, given: Any) -> Any:
@@ -128,7 +141,7 @@ def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> 
     args = [_normalized(arg, flags) for arg in args]
     flags += _entry_flags(args, flags)
     positional = [flag for flag in flags if flag.setting.metadata.get("positional")]
-    usage = " ".join([prog, *(flag.setting.metadata.get("usage", flag.text.upper()) for flag in positional), "[FLAGS]"])
+    usage = " ".join([prog, *(flag.usage for flag in positional), "[FLAGS]"])
     parser = _Parser(usage=usage, description=inspect.getdoc(command), allow_abbrev=False, add_help=False)
     parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=8)
     parser.add_argument("-h", "--help", action="help", help="Print this help.")

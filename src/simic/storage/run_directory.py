@@ -31,6 +31,8 @@ DIRECTORIES = ("checkpoints", "episodes", "comparison", "tensorboard", "wandb")
 """Subdirectories of a run. wandb creates links in its own."""
 FAILED = 1
 """The exit code of an unexpected error."""
+LOCK_SECONDS = 0.1
+"""A lock that is held longer is another process's."""
 
 
 class RunLockedError(OSError):
@@ -131,7 +133,7 @@ class RunDirectory:
 
     def _acquire(self, descriptor: int, other: str = "choose another --out") -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_lock(descriptor)
         except BlockingIOError:
             holder = _read_holder(descriptor)  # None: it has the lock, but has not yet written who it is
             who = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
@@ -254,6 +256,18 @@ def _is_alive(holder: Holder) -> bool:
     except PermissionError:
         pass  # another user's process
     return True
+
+
+def _try_lock(descriptor: int) -> None:
+    """Take the lock, or raise BlockingIOError. Views take it for a moment to see if it is free: that does not count."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_SECONDS / 10)
 
 
 def _is_locked(descriptor: int) -> bool:
