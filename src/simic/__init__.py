@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from simic.tasks.registry import family as family
     from simic.tasks.registry import task as task
     from simic.tasks.task import Task as Task
+    from simic.telemetry.frames import read_tables as read_tables
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ _NAMES: dict[str, str] = {
     "tasks.data": "Data",
     "tasks.registry": "family task",
     "tasks.task": "Task",
+    "telemetry.frames": "read_tables",
 }
 """Public names by module."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

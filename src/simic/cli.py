@@ -13,6 +13,7 @@ from simic.commands.grow import GrowCommand
 from simic.commands.inspect import InspectCommand
 from simic.commands.plan import PlanCommand
 from simic.commands.presets import PresetsCommand
+from simic.commands.query import QueryCommand
 from simic.commands.report import ReportCommand
 from simic.commands.runs import RunsCommand
 from simic.commands.train import TrainCommand
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Any] = {
     "runs": RunsCommand,
     "inspect": InspectCommand,
     "report": ReportCommand,
+    "query": QueryCommand,
     "presets": PresetsCommand,
     "doctor": DoctorCommand,
     "version": VersionCommand,

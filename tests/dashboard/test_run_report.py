@@ -1,9 +1,11 @@
 """Reports of training runs, which may be under way."""
 
 import numpy as np
+from helpers.recorded import write_recorded
 from helpers.reports import HOSTILE, check_page, write_run
 
 from simic.dashboard.run_report import running_mean, write_run_report
+from simic.dashboard.run_view import RunWatcher
 from simic.telemetry.events import RunFinished, to_json
 
 
@@ -23,6 +25,44 @@ def test_run_report(tmp_path):
         assert part in seen.text, part
     write_run_report(run, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == page
+
+
+def test_the_report_has_the_figures_of_the_view(tmp_path):
+    """Both fold the same events: score, seeds, incidents and times are those that `simic watch` shows."""
+    run = write_recorded(tmp_path / "run", updates=3)
+    watcher = RunWatcher(run)
+    watcher.refresh()
+    view = watcher.view()
+    write_run_report(run, tmp_path / "report.html")
+    seen, _ = check_page((tmp_path / "report.html").read_text())
+    now, rows = view["now"], view["learning"]["rows"]
+    germinated = sum(row["seeds"]["mlp"]["germinated"] for row in rows)
+    for part in (
+        f"{now['update']} updates are recorded of {now['updates']}; {now['algorithm']} on {now['task']}",
+        f"It ended as {now['status']}.",
+        f"kl_spike: {sum(len(row['anomalies']) for row in rows)}",
+        f"worker fault: {now['faults']}",
+        f"rollout{3 * now['phases']['rollout']:.1f}{now['phases']['rollout']:.3f}",
+        f"{now['score']:.3g}",
+    ):
+        assert part in seen.text, part
+    assert germinated == 3
+
+
+def test_names_of_strangers_are_escaped(tmp_path):
+    run = write_recorded(tmp_path / HOSTILE.replace("/", "-"), slot=HOSTILE)
+    write_run_report(run, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    check_page(page)
+    assert "<script" not in page
+
+
+def test_damaged_lines_are_counted(tmp_path):
+    run = write_recorded(tmp_path / "run")
+    with open(run / "events.jsonl", "ab") as file:
+        file.write(b"\xff\n")
+    write_run_report(run, tmp_path / "report.html")
+    assert "1 damaged lines of its events were skipped" in (tmp_path / "report.html").read_text()
 
 
 def test_run_that_ended(tmp_path):

@@ -10,6 +10,7 @@ from helpers.reports import make_results, write_run
 from helpers.watching import read_all, watching
 
 from simic.dashboard import live, web_server
+from simic.dashboard.web import KINDS, STATIC
 from simic.dashboard.web_server import bind, page_address, resolve, serve
 from simic.telemetry.events import Update, to_json
 
@@ -182,6 +183,16 @@ def test_a_head_request_has_no_body(tmp_path):
         with served.connect("/api/run/run/stream", method="HEAD") as client:
             client.sendall(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert b"HTTP/1.1 401" in read_all(client), "the stream was not over"
+
+
+def test_every_file_of_the_page_is_served_with_its_type(tmp_path):
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert STATIC / "index.html" in files
+    with watching(tmp_path) as served:
+        for path in files:
+            answer = served.get(f"/static/{path.relative_to(STATIC).as_posix()}")
+            assert (answer.status, answer.body) == (200, path.read_bytes()), path
+            assert answer.headers["content-type"] == KINDS[path.suffix], path
 
 
 def test_files_of_the_page_are_asked_for_again_only_when_they_changed(tmp_path):

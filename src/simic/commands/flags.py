@@ -84,6 +84,12 @@ class Flag(NamedTuple):
         """Whether the command runs without it."""
         return self.setting.default is not MISSING
 
+    @property
+    def usage(self) -> str:
+        """How a positional argument stands in the usage line."""
+        name = self.text.upper()
+        return self.setting.metadata.get("usage") or (f"[{name}]" if self.is_optional else name)
+
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Make the parser accept it."""
         options, text = dict[str, Any](), self.setting.help
@@ -135,8 +141,7 @@ def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> 
     args = [_normalized(arg, flags) for arg in args]
     flags += _entry_flags(args, flags)
     positional = [flag for flag in flags if flag.setting.metadata.get("positional")]
-    names = (f"[{flag.text.upper()}]" if flag.is_optional else flag.text.upper() for flag in positional)
-    usage = " ".join([prog, *names, "[FLAGS]"])
+    usage = " ".join([prog, *(flag.usage for flag in positional), "[FLAGS]"])
     parser = _Parser(usage=usage, description=inspect.getdoc(command), allow_abbrev=False, add_help=False)
     parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=8)
     parser.add_argument("-h", "--help", action="help", help="Print this help.")

@@ -81,8 +81,8 @@ class TrainCommand:
     print_config: bool = False
     """Print the settings as a config file (their sources on stderr), and stop."""
     profile: Path | None = None
-    """Write a trace for chrome://tracing to this directory: of the second update, or of some gradient steps of
-    imitation and iql."""
+    """Write traces for chrome://tracing to this directory: of the second update and of the rollout of one of its
+    groups, in the process that plays it; or of some gradient steps of imitation and iql."""
     quiet: bool = False
     """Print only the result."""
     settings: dict[str, Any] = field(

@@ -57,10 +57,11 @@ def draw_chart(
         draw(axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator")))
-    # matplotlib's own <svg> tag fixes a size in points; ours scales with the page.
+    # Ours has the size of matplotlib's in pixels; a page shrinks it, and never enlarges its letters.
     svg = text.getvalue()
     width, height = (round(72 * side) for side in size)
-    start = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" role="img" '
+    box = f'viewBox="0 0 {width} {height}" width="{width * 4 // 3}"'
+    start = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img" '
     drawn = svg[svg.index(">", svg.index("<svg")) : svg.rindex("</svg>") + 6].replace(INK, "currentColor")
     return Chart(Markup(f'{start}aria-label="{escape(title)}"{drawn}'), caption)
 

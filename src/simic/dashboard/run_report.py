@@ -15,7 +15,9 @@ import numpy as np
 
 from simic.dashboard.charts import FATES, INK, Chart, colours, draw_chart, label_ends, rows_height
 from simic.dashboard.page import Table, legend, write_page
-from simic.dashboard.state import RunState, read_state
+from simic.dashboard.run_view import RunWatcher
+from simic.dashboard.state import FATES as SEED_FATES
+from simic.dashboard.state import Row, RunState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +33,9 @@ CURVES = {
     "loss": ("Imitation: loss, nats", ("loss",)),
     "head_accuracy/op": ("Imitation: accuracy of the operation", ("head_accuracy/op",)),
     "q_loss": ("Offline: losses", ("q_loss", "value_loss")),
+    "val_loss": ("Validation loss", ("val_loss",)),
+    "val_accuracy": ("Validation accuracy", ("val_accuracy",)),
+    "parameters": ("Parameters of host and seeds", ("parameters",)),
 }
 """Charts by the metric that a run must have: title, and the metrics drawn."""
 FATE_NAMES = {"fossilized": "fossilised", "pruned": "pruned", "live": "undecided when the episode ended"}
@@ -39,33 +44,40 @@ MAX_INCIDENTS = 50
 
 def write_run_report(run: Path, path: Path) -> None:
     """One HTML file about a run, which may still be under way."""
-    state = read_state(run)
-    incidents = Counter(incident.name for incident in state.incidents)
-    last = sorted(state.incidents, key=lambda incident: incident.update)[-MAX_INCIDENTS:]
+    watcher = RunWatcher(run)
+    watcher.refresh()
+    state = watcher.state
+    incidents = Counter(state.incident_counts)
+    if state.lost_workers:
+        incidents["worker fault"] = state.lost_workers
+    last = sorted((*state.incidents, *state.faults), key=lambda incident: incident.update)[-MAX_INCIDENTS:]
+    updates = {row.update: row.metrics for row in state.rows.values() if row.metrics is not None}
     write_page(
         path,
         "run.html",
         f"Training run {run.resolve().name}",
-        status=_status(state),
-        curves=list(_curves(state.updates)),
-        decisions=_decisions(state.updates),
+        status=_status(state, watcher.damaged_lines),
+        curves=list(_curves(updates)),
+        decisions=_decisions(updates),
         seeds=_seeds(state),
         fates=legend((FATE_NAMES[fate], colour) for fate, colour in FATES.items()),
         gaming=Table(["reason", "blueprint", "times"], [(*key, times) for key, times in sorted(state.gaming.items())]),
         anomalies=", ".join(f"{name}: {times}" for name, times in incidents.most_common()),
         last_anomalies=Table(["update", "what", "where", "details"], last),
-        timings=_timings(state.timings),
+        timings=_timings(state),
         **_origin(state),
     )
 
 
-def _status(state: RunState) -> str:
-    done = f"{len(state.updates)} updates are recorded"
-    if state.starts:
-        config = state.starts[-1].config
-        done += f" of {config.get('updates', '?')}; {config.get('algorithm', '?')} on {config.get('task', '?')}"
-    if len(state.starts) > 1:
-        done += f"; {len(state.starts)} processes worked on it"
+def _status(state: RunState, damaged_lines: int) -> str:
+    done = f"{state.last_update + 1} updates are recorded"
+    if state.started:
+        config = state.started.config
+        done += f" of {config.get('updates') or '?'}; {config.get('algorithm', '?')} on {config.get('task', '?')}"
+    if state.starts > 1:
+        done += f"; {state.starts} processes worked on it"
+    if damaged_lines:
+        done += f"; {damaged_lines} damaged lines of its events were skipped"
     if state.finished is None:
         return f"{done}. It is still running, or was killed."
     reason = f" ({state.finished.reason})" if state.finished.reason else ""
@@ -74,9 +86,9 @@ def _status(state: RunState) -> str:
 
 def _origin(state: RunState) -> dict[str, str]:
     """Command, settings and versions of the last process; empty before the first has started."""
-    if not state.starts:
+    start = state.started
+    if start is None:
         return dict.fromkeys(("command", "settings", "versions"), "")
-    start = state.starts[-1]
     versions = {
         "versions": start.versions,
         "git_commit": start.git_commit,
@@ -155,29 +167,25 @@ def _draw_operations(axes: Axes, updates: Mapping[int, Mapping[str, float]], nam
 
 def _seeds(state: RunState) -> list[Chart]:
     """Fates of seeds by blueprint, in both halves of the run."""
-    seen = sorted({update for update, _, _ in state.fates})
-    if not seen:
+    rows = [row for row in state.rows.values() if row.seeds]
+    if not rows:
         return []
-    half = seen[len(seen) // 2]
-    spans = [("All updates", range(seen[0], seen[-1] + 1))]
-    if len(seen) > 1:
-        first, second = range(seen[0], half), range(half, seen[-1] + 1)
-        spans = [(f"Updates {span[0]} to {span[-1]}", span) for span in (first, second)]
-    order = list(_by_blueprint(state, range(seen[0], seen[-1] + 1)))
-    drawn = []
-    for title, span in spans:
-        counts = _by_blueprint(state, span)
+    halves = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    parts = [(f"Updates {part[0].first} to {part[-1].update}", part) for part in halves]
+    order, drawn = list(_by_blueprint(rows)), []
+    for title, part in parts if len(rows) > 1 else [("All updates", rows)]:
+        counts = _by_blueprint(part)
         bars = [(blueprint, counts.get(blueprint, Counter())) for blueprint in order]
         drawn.append(draw_chart(partial(_draw_fates, rows=bars), title, size=(5, rows_height(len(bars)))))
     return drawn
 
 
-def _by_blueprint(state: RunState, updates: range) -> dict[str, Counter[str]]:
+def _by_blueprint(rows: Sequence[Row]) -> dict[str, Counter[str]]:
     """Number of seeds by fate for each blueprint, the most common blueprint last."""
     counts: dict[str, Counter[str]] = {}
-    for (update, blueprint, fate), number in state.fates.items():
-        if update in updates and fate in ("germinated", "fossilized", "pruned"):
-            counts.setdefault(blueprint, Counter())[fate] += number
+    for row in rows:
+        for blueprint, numbers in row.seeds.items():
+            counts.setdefault(blueprint, Counter()).update(dict(zip(SEED_FATES, numbers, strict=True)))
     for own in counts.values():
         own["live"] = max(0, own["germinated"] - own["fossilized"] - own["pruned"])
     return dict(sorted(counts.items(), key=lambda item: (item[1]["germinated"], item[0])))
@@ -197,10 +205,7 @@ def _draw_fates(axes: Axes, rows: Sequence[tuple[str, Counter[str]]]) -> None:
     axes.set_xlabel("seeds")
 
 
-def _timings(timings: Mapping[int, Mapping[str, float]]) -> Table:
-    total: Counter[str] = Counter()
-    for seconds in timings.values():
-        total.update(seconds)
-    whole = sum(total.values()) or 1.0
-    rows = [(name, f"{s:.1f}", f"{s / len(timings):.3f}", f"{s / whole:.1%}") for name, s in total.most_common()]
+def _timings(state: RunState) -> Table:
+    whole, updates = sum(state.seconds.values()) or 1.0, max(state.timed, 1)
+    rows = [(name, f"{s:.1f}", f"{s / updates:.3f}", f"{s / whole:.1%}") for name, s in state.seconds.most_common()]
     return Table(["phase", "seconds", "per update", "share"], rows)

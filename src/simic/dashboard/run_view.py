@@ -183,20 +183,24 @@ class RunWatcher:
         They are read from the file, from bookmark to bookmark; long searches may end before `limit` are found.
         """
         wanted = {"kind": kind, "host": host, "severity": severity}
-        low, high = -1 if after is None else after, 2**62 if before is None else before
-        told = self.state.told[EVENTS_FILE]
-        blocks = range(max(low, 0) // PLACES // BOOKMARK, len(self._bookmarks))
-        if after is None:
-            blocks = range(int(min(high // PLACES, max(told - 1, 0))) // BOOKMARK, -1, -1)
-        process = [story_entry(*placed) for placed in self._process_entries(0)]
-        found = [entry for entry in process if low < entry["index"] < high and _fits(entry, wanted)]
-        for block in blocks[:MAX_BLOCKS] if self._bookmarks else ():
+        told, forward, found = self.state.told[EVENTS_FILE], after is not None, list[dict[str, Any]]()
+        low = -1 if after is None else after
+        high = (told + 1) * PLACES if before is None else min(before, (told + 1) * PLACES)
+        blocks = range(max(low, 0) // PLACES // BOOKMARK, (high - 1) // PLACES // BOOKMARK + 1)
+        blocks = [block for block in blocks if block < len(self._bookmarks)]
+        searched = (blocks if forward else blocks[::-1])[:MAX_BLOCKS]
+        for count, block in enumerate(searched, 1):
             entries = [story_entry(*self._place(number, event)) for number, event in self._told(block)]
             found += [entry for entry in entries if low < entry["index"] < high and _fits(entry, wanted)]
-            if len(found) - len(process) >= limit:
+            if len(found) >= limit:
+                searched = searched[:count]
                 break
+        if len(searched) < len(blocks):  # beyond are entries of events.jsonl that come first
+            low, high = (low, _first(searched[-1] + 1)) if forward else (_first(searched[-1]) - 1, high)
+        process = (story_entry(*placed) for placed in self._process_entries(0))
+        found += [entry for entry in process if low < entry["index"] < high and _fits(entry, wanted)]
         found.sort(key=lambda entry: entry["index"])
-        chosen = found[max(len(found) - limit, 0) :] if after is None else found[:limit]
+        chosen = found[:limit] if forward else found[max(len(found) - limit, 0) :]
         return {"entries": chosen, "total": told + self.state.told[PROCESS_FILE]}
 
     # The story.
@@ -243,6 +247,11 @@ class RunWatcher:
             yield before * PLACES + number % (PLACES - 1), None, event
             if isinstance(event, RunStarted):
                 resumed = update
+
+
+def _first(block: int) -> int:
+    """The smallest index after a bookmark."""
+    return block * BOOKMARK * PLACES
 
 
 def _fits(entry: dict[str, Any], wanted: dict[str, str | None]) -> bool:

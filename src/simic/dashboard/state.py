@@ -13,7 +13,6 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ from simic.telemetry.events import (
     Update,
     WorkerFault,
 )
-from simic.telemetry.reader import read_events
 
 MAX_ROWS = 2048
 """Updates whose metrics are kept."""
@@ -179,11 +177,6 @@ def fold(events: Iterable[object]) -> RunState:
     return state
 
 
-def read_state(run: Path) -> RunState:
-    """The state of the run in a directory; it may still be under way."""
-    return fold(read_events(run))
-
-
 def apply(state: RunState, event: object) -> None:
     """Change the state by one event; other objects, and updates out of any range, are ignored."""
     if isinstance(event, Event):
@@ -240,6 +233,7 @@ def _thin_out(state: RunState) -> None:
             continue
         for other in reversed(dropped):
             row.absorb(other)
+            row.revision = state.revisions[EVENTS_FILE] + 1
         dropped.clear()
         kept[row.update] = row
     state.rows = kept

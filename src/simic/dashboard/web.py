@@ -45,15 +45,9 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-    ".json": "application/json",
-    ".map": "application/json",
-    ".txt": "text/plain; charset=utf-8",
-    ".md": "text/plain; charset=utf-8",
+    "": "text/plain; charset=utf-8",
 }
-"""Types of the page's files: the machine's own table differs between systems, and with nosniff a wrong one fails."""
+"""Types of the page's files by ending: the table of the system may differ, and with nosniff a wrong type fails."""
 
 
 class StaticFile(NamedTuple):
@@ -241,7 +235,8 @@ def _read_files(directory: Path) -> Iterator[tuple[str, StaticFile]]:
         if path.is_file():
             content = path.read_bytes()
             kind = KINDS.get(path.suffix, "application/octet-stream")
-            yield path.relative_to(directory).as_posix(), StaticFile(content, kind, f'"{sha256(content).hexdigest()}"')
+            tag = f'"{sha256(content).hexdigest()}"'
+            yield path.relative_to(directory).as_posix(), StaticFile(content, kind, tag)
 
 
 def _number(request: Request, name: str) -> int | None:

@@ -104,11 +104,12 @@ class GrowthLog:
                 self._start(index)
 
     def close(self, status: str, reason: str = "") -> None:
-        """Write how the training ended."""
+        """Write how the training ended, if it wrote anything."""
         if self._recorder is None or os.getpid() != self._process:  # a forked worker has a copy
             return
         seconds, code = time.monotonic() - self._began, int(status == "failed")
-        self._write([RunFinished(update=self._next, status=status, exit_code=code, seconds=seconds, reason=reason)])
+        if not self._foreign:
+            self._write([RunFinished(update=self._next, status=status, exit_code=code, seconds=seconds, reason=reason)])
         self._end()
 
     def _close_at_end(self) -> None:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from simic.storage.json_files import check_values
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
-from simic.telemetry.series import Series, SeriesReader, write_series
+from simic.telemetry.codecs import CODECS, Codec
+from simic.telemetry.series import Series
 
 FILES = (PROCESS_FILE, EVENTS_FILE)
 MAX_LINE_BYTES = 2**21
@@ -59,7 +58,9 @@ class EpisodeEvent(Event):
     """Base class of events of one environment."""
 
     group: int
+    """Number of the group of hosts, from 0."""
     env: int
+    """Number of the host in its group, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class ProcessEvent(Event):
     file: ClassVar[str] = PROCESS_FILE
 
     time: float = field(default_factory=time.time)
+    """When it was recorded, in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +78,21 @@ class DecisionMade(EpisodeEvent, kind="decision", level="debug"):
     """One decision of the controller in one environment, and its result."""
 
     decision: int
+    """Number of the decision in its episode, from 0."""
     state: dict[str, float]
     """Losses, accuracy and gradient norm of the host before the decision."""
     legal_ops: tuple[str, ...]
+    """Operations that were legal."""
     action: str
     """As `Action` prints itself."""
     probabilities: dict[str, float]
     """Probability of the chosen value of each used head."""
     value: float
+    """Return that the critic expected."""
     reward: float
+    """Reward of the decision; with twins, minus that of the twin."""
     reward_terms: dict[str, float]
+    """What the reward is the sum of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +100,17 @@ class LifecycleChange(EpisodeEvent, kind="lifecycle"):
     """A slot changed its stage."""
 
     decision: int
+    """Number of the decision in its episode, from 0."""
     slot: str
+    """Name of the slot."""
     blueprint: str
+    """Blueprint of the seed in it."""
     old_stage: str
+    """Stage before."""
     new_stage: str
+    """Stage after."""
     reason: str
+    """The operation that changed it, or else governor or time."""
     readiness: dict[str, float] = field(default_factory=dict)
     """Age, alpha, contribution and decisions since it was measured, gradient norm."""
 
@@ -107,11 +120,17 @@ class EpisodeOutcome(EpisodeEvent, kind="episode"):
     """The result of one episode."""
 
     task: str
+    """Name of the task."""
     decisions: int
+    """Number of decisions."""
     score: float
+    """Quality on validation data minus rent for added parameters, in points."""
     metric: float
+    """Metric of the exported network on validation data."""
     episode_return: float
+    """Undiscounted sum of rewards."""
     host_parameters: int
+    """Parameters of the host before it grew."""
     parameters: int
     """Parameters of the exported network."""
     operations: dict[str, int] = field(default_factory=dict)
@@ -119,6 +138,7 @@ class EpisodeOutcome(EpisodeEvent, kind="episode"):
     seeds: dict[str, int] = field(default_factory=dict)
     """Number of seeds by outcome: fossilized, pruned, dropped."""
     rolled_back: bool = False
+    """Whether the host broke and the governor ended its episode."""
     gain: float = math.nan
     """Score minus that of its twin; NaN without twins."""
 
@@ -128,12 +148,17 @@ class EpisodeTrace(EpisodeEvent, kind="trace"):
     """The whole episode of one host: its slots in every state, and every decision. At level normal, of some hosts."""
 
     task: str
+    """Name of the task."""
     score: float
+    """As in `EpisodeOutcome`."""
     metric: float
+    """As in `EpisodeOutcome`."""
     host_parameters: int
+    """Parameters of the host before it grew."""
     parameters: int
     """Parameters of the exported network."""
     rolled_back: bool = False
+    """Whether the host broke and the governor ended its episode."""
     segments: tuple[tuple[str, int], ...] = ()
     """The host's segments and their parameters, in order."""
     seed_parameters: tuple[tuple[str, int], ...] = ()
@@ -145,6 +170,7 @@ class EpisodeTrace(EpisodeEvent, kind="trace"):
     probabilities: dict[str, Series] = field(default_factory=dict)
     """Probability of the chosen value by head; None where the head was not used."""
     reward_terms: dict[str, Series] = field(default_factory=dict)
+    """What the rewards are the sums of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +184,9 @@ class GrowthDecision(Event, kind="growth"):
     parameters: int
     """Of the host and its seeds."""
     val_loss: float
+    """Validation loss after it."""
     val_accuracy: float
+    """Metric after it."""
     verdict: str = "ok"
     """Of the governor."""
 
@@ -168,6 +196,7 @@ class Update(Event, kind="update", level="minimal"):
     """The metrics of one PPO update."""
 
     metrics: dict[str, float]
+    """By name, see docs/metrics.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +204,11 @@ class Anomaly(Event, kind="anomaly", level="minimal"):
     """A metric beyond its threshold."""
 
     name: str
+    """Name of the anomaly, see docs/metrics.md."""
     value: float
+    """Value of the metric."""
     threshold: float
+    """The limit that it is beyond."""
     where: str = ""
     """The head, layer or group; empty for the whole."""
 
@@ -186,9 +218,11 @@ class Plateau(Event, kind="plateau", level="minimal"):
     """A metric has not improved for a while; recorded once, until it improves again."""
 
     metric: str
+    """Name of the metric."""
     best: float
     """Of its running mean."""
     best_update: int
+    """The update with that value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +230,11 @@ class GovernorRollback(EpisodeEvent, kind="rollback", level="minimal"):
     """The governor restored the last good weights of a broken host."""
 
     decision: int
+    """Number of the decision in its episode, from 0."""
     verdict: str
+    """What broke: not_finite, collapsed or diverged."""
     val_loss: float
+    """Validation loss of the broken host."""
     forfeited: float = 0.0
     """Rewards that were taken back."""
 
@@ -207,10 +244,15 @@ class GamingSuspicion(EpisodeEvent, kind="gaming"):
     """A seed whose measured contribution exceeds its real benefit."""
 
     decision: int
+    """Number of the decision in its episode, from 0."""
     slot: str
+    """Name of the slot."""
     blueprint: str
+    """Blueprint of the seed in it."""
     reason: str
+    """What is suspicious: overclaiming or indispensable."""
     contribution: float
+    """Measured contribution of the seed."""
     gain: float = math.nan
     """Metric of the host minus that of its twin, which never grew."""
 
@@ -220,15 +262,25 @@ class RunStarted(ProcessEvent, kind="run_started", level="minimal"):
     """A process started or resumed the run, at `update`; holds all that is needed to repeat it."""
 
     command: tuple[str, ...]
+    """Command line."""
     config: dict[str, Any]
+    """All settings."""
     versions: dict[str, str]
+    """Versions of packages, by name."""
     rng_seeds: dict[str, int]
+    """Seeds of random generators, by use."""
     threads: int
+    """Threads of torch."""
     pid: int
+    """Id of the process."""
     host: str
+    """Name of the machine."""
     git_commit: str | None = None
+    """Commit of the source, if it is in a repository."""
     resumed_from: str | None = None
+    """Checkpoint that the process continues from."""
     data_hashes: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of training data, by use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +290,11 @@ class RunFinished(ProcessEvent, kind="run_finished", level="minimal"):
     status: str
     """done, stopped, diverged or failed."""
     exit_code: int
+    """Exit code of the process."""
     seconds: float
+    """Duration of the process."""
     reason: str = ""
+    """Why it ended, unless it is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +302,11 @@ class CheckpointSaved(ProcessEvent, kind="checkpoint", level="minimal"):
     """A checkpoint is safely on disk."""
 
     path: str
+    """Name of the file."""
     metric: float | None = None
+    """Score of the last update."""
     seconds: float = 0.0
+    """Duration of writing it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +314,11 @@ class WorkerFault(ProcessEvent, kind="worker_fault", level="minimal"):
     """A worker process died or failed; its group of environments is run again."""
 
     worker: int
+    """Id of the worker's process."""
     group: int
+    """Group that it was playing; -1 if it was idle."""
     error: str
+    """How it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +328,7 @@ class PhaseTimings(ProcessEvent, kind="timings"):
     seconds: dict[str, float]
     """By phase: rollout, statistics, update, record, checkpoint."""
     decisions_per_second: float = math.nan
+    """Decisions of all hosts per second of the update."""
     memory_mb: dict[str, float] = field(default_factory=dict)
     """Peak resident memory so far: of the learner, and of all its worker processes on this machine."""
 
@@ -315,87 +377,10 @@ def make_event(cls: type[E], values: dict[str, Any]) -> E:
     return event
 
 
-class _Codec(NamedTuple):
-    """Conversion of a field's value to JSON and back."""
-
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _number(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _plain(value: Any) -> Any:
-    """Free-form data as JSON: numpy numbers become Python's, types that JSON lacks become text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float):
-        return _number(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def _or_none(codec: _Codec) -> _Codec:
-    return _Codec(*(lambda value, convert=convert: None if value is None else convert(value) for convert in codec))
-
-
-def _values(codec: _Codec) -> _Codec:
-    return _Codec(*(lambda d, convert=convert: {str(k): convert(v) for k, v in d.items()} for convert in codec))
-
-
-def _pairs(items: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((str(name), operator.index(number)) for name, number in items)
-
-
-def _write_columns(columns: dict[str, Series]) -> dict[str, Any]:
-    return {str(name): write_series(values) for name, values in columns.items()}
-
-
-def _read_columns(saved: dict[str, Any], reader: SeriesReader) -> dict[str, Series]:
-    return {name: reader.read(values) for name, values in saved.items()}
-
-
-def _read_tables(saved: dict[str, Any], reader: SeriesReader) -> dict[str, dict[str, Series]]:
-    return {name: _read_columns(columns, reader) for name, columns in saved.items()}
-
-
-_INT = _Codec(operator.index, operator.index)
-_FLOAT = _Codec(_number, _float)
-_STR = _Codec(str, str)
-_CODECS: dict[Any, _Codec] = {
-    bool: _Codec(bool, bool),
-    int: _INT,
-    float: _FLOAT,
-    str: _STR,
-    str | None: _or_none(_STR),
-    float | None: _or_none(_FLOAT),
-    tuple[str, ...]: _Codec(lambda items: [str(item) for item in items], lambda items: tuple(map(str, items))),
-    tuple[tuple[str, int], ...]: _Codec(_pairs, _pairs),
-    dict[str, int]: _values(_INT),
-    dict[str, float]: _values(_FLOAT),
-    dict[str, str]: _values(_STR),
-    dict[str, Series]: _Codec(_write_columns, lambda saved: _read_columns(saved, SeriesReader())),
-    dict[str, dict[str, Series]]: _Codec(
-        lambda tables: {str(name): _write_columns(table) for name, table in tables.items()},
-        lambda saved: _read_tables(saved, SeriesReader()),
-    ),
-    dict[str, Any]: _Codec(_plain, lambda table: check_values(dict(table), "its settings")),
-}
-
-
 @cache
-def _codecs(cls: type[Event]) -> list[tuple[str, _Codec]]:
+def _codecs(cls: type[Event]) -> list[tuple[str, Codec]]:
     hints = get_type_hints(cls)
-    return [(item.name, _CODECS[hints[item.name]]) for item in fields(cls)]
+    return [(item.name, CODECS[hints[item.name]]) for item in fields(cls)]
 
 
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode

@@ -107,7 +107,7 @@ class FileTail:
             self._identity = found.st_dev, found.st_ino
             file.seek(self.offset)
             # What is written meanwhile is left to the next call: a fast writer must not keep the reader here.
-            left, rest = found.st_size - self.offset, b""
+            began, left, rest = self.offset, found.st_size - self.offset, b""
             while left > 0 and (block := file.read(min(BLOCK, left))):
                 left -= len(block)
                 *whole, rest = (rest + block).split(b"\n")
@@ -119,7 +119,7 @@ class FileTail:
                         yield start, line
                 if self._in_huge_line or len(rest) >= MAX_LINE_BYTES:
                     self._in_huge_line, self.offset, rest = True, self.offset + len(rest), b""
-                if left > 0 and time.monotonic() > deadline:
+                if left > 0 and self.offset > began and time.monotonic() > deadline:
                     self.more = True
                     return
 

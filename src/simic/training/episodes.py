@@ -29,6 +29,7 @@ from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
 from simic.stacked.config import HostsConfig
 from simic.tasks.registry import Split, find_task
+from simic.training.profiler import profiled_rollout
 from simic.workers.devices import own_device
 
 OBSERVATION = ("base", "slots", "blueprints")
@@ -66,6 +67,8 @@ class GroupJob(NamedTuple):
     """Index of the task within the run."""
     twin: bool = False
     """Play the twins: the same hosts without growth."""
+    trace: str | None = None
+    """The file for a trace by torch's profiler; None if the group is not profiled."""
 
     @property
     def group_seed(self) -> int:
@@ -102,7 +105,11 @@ class PolicyWeights(NamedTuple):
 
 def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> EpisodeRecord:
     """Draw a task and its hosts and play their episodes with the sampled policy, or as twins without growth."""
-    setup, weights = common
+    with profiled_rollout(job.trace):
+        return _play_group(*common, job)
+
+
+def _play_group(setup: GroupSetup, weights: PolicyWeights, job: GroupJob) -> EpisodeRecord:
     device = own_device(setup.device)
     trainings = make_trainings(setup, job, device)
     if job.twin:

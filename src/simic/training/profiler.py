@@ -1,7 +1,8 @@
-"""Traces by torch's profiler: of one PPO update, or of a few gradient steps of imitation and IQL."""
+"""Traces by torch's profiler: of one PPO update and a rollout for it, or of a few steps of imitation and IQL."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from simic.storage.files import check_regular, writing
+from simic.storage.printable import printable
 
 PROFILED_UPDATE = 2
 """The update of this process that is profiled, or its last if there are fewer; libraries warm up in the first."""
@@ -19,15 +21,20 @@ PROFILED_STEPS = range(2, 6)
 
 
 class UpdateProfiler:
-    """Profiles one of the updates `first` to `last - 1` and writes the trace to a directory; None profiles nothing."""
+    """Profiles one of the updates `first` to `last - 1`: the learner, and the rollout of one group of hosts.
+
+    Two traces are written to a directory; None profiles nothing.
+    """
 
     def __init__(self, directory: Path | None, first: int, last: int) -> None:
-        self._update, self._path = min(first + PROFILED_UPDATE, last) - 1, None
+        self._update, self._path, self._rollout = min(first + PROFILED_UPDATE, last) - 1, None, None
         if directory is not None:
-            self._path = _make(directory) / f"update_{self._update}.json"
-            check_regular(
-                self._path
-            )  # now: torch would follow a link, and an error after the update would cost the run
+            _make(directory)
+            self._path = directory / f"update_{self._update}.json"
+            # Absolute, because a worker need not run in the same directory.
+            self._rollout = directory.absolute() / f"rollout_{self._update}.json"
+            for path in (self._path, self._rollout):
+                check_regular(path)  # now: torch would follow a link, and an error after the update would cost the run
 
     @contextmanager
     def around(self, update: int) -> Iterator[None]:
@@ -38,6 +45,30 @@ class UpdateProfiler:
         with profile(activities=_activities()) as trace:
             yield
         trace.export_chrome_trace(str(self._path))
+
+    def rollout_path(self, update: int) -> str | None:
+        """The file for the trace of one group's rollout; None if this update is not the profiled one."""
+        return str(self._rollout) if self._rollout is not None and update == self._update else None
+
+
+@contextmanager
+def profiled_rollout(path: str | None) -> Iterator[None]:
+    """Trace what is done inside and write it to a file; None profiles nothing.
+
+    Runs in the process that plays the group. The episodes are worth more than their trace: if it cannot be written,
+    for instance because the worker's disk is full, that is only said.
+    """
+    if path is None:
+        yield
+        return
+    with profile(activities=_activities()) as trace:
+        yield
+    try:
+        _make(Path(path).parent)  # a worker on another machine writes there
+        check_regular(Path(path))
+        trace.export_chrome_trace(path)  # torch itself reports a full disk on stderr, and goes on
+    except OSError as error:
+        print(f"simic: the trace of a rollout is not written: {printable(error)}", file=sys.stderr)
 
 
 @contextmanager

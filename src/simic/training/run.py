@@ -101,6 +101,7 @@ class Run:
         jobs = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks)
         if self.setup.twins:  # last, because they are short: workers finish at about the same time
             jobs += [job._replace(twin=True) for job in jobs]
+        jobs[0] = jobs[0]._replace(trace=self.profiler.rollout_path(self.update))
         played: list[Any] = [None] * len(jobs)
         common = (self.setup, PolicyWeights.of(self.agent.plain))
         for done, (job, result) in enumerate(self.pool.stream(common, jobs), 1):
