@@ -72,3 +72,27 @@ def worker_number(common, job):
 
     time.sleep(0.5)
     return devices._worker_number, os.getpid()
+
+
+def count_and_fail(common: Path, job: int) -> int:
+    """Job 1 leaves a file for each of its runs, then raises."""
+    if job == 1:
+        (common / str(time.time_ns())).touch()
+        raise ValueError("job 1 cannot be done: choose another")
+    return job
+
+
+def refuse_here() -> None:
+    """A check that no machine passes."""
+    raise FileNotFoundError("there are no data in /data: put them there")
+
+
+def sleep_and_tell(common: float, job: int) -> int:
+    """Sleeps; returns the process."""
+    time.sleep(common)
+    return os.getpid()
+
+
+def open_file(common: str, job: int) -> Any:
+    """Returns what is no plain data."""
+    return open(common)

@@ -143,6 +143,7 @@ class Run:
             group = fault.job % self.num_groups if fault.job >= 0 else fault.job
             about = {"worker": fault.pid, "group": group, "error": fault.error, "node": fault.node}
             self.recorder.record(WorkerFault(update=self.update, **about))
+            self.progress.print(f"update {self.update + 1}: {fault}")
         self.pool.faults.clear()
         self.recorder.end_update()
 

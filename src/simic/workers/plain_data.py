@@ -33,8 +33,7 @@ def to_plain(value: Any) -> Any:
         return type(value)(to_plain(item) for item in value)
     kind = type(value)
     if _is_record(kind) and kind.__module__.startswith("simic."):
-        names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
-        content = {name: to_plain(getattr(value, name)) for name in names}
+        content = {name: to_plain(getattr(value, name)) for name in _field_names(kind)}
         return {"$class": f"{kind.__module__}:{kind.__qualname__}", "fields": content}
     raise TypeError(f"a worker can send back arrays and plain data, not a {kind.__name__}")
 
@@ -73,6 +72,10 @@ def _find_record(name: Any) -> type:
     if not (isinstance(found, type) and _is_record(found) and found.__module__ == module):
         raise TypeError(f"a worker sent back {name!r}, which is no record of simic")
     return found
+
+
+def _field_names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else list(kind._fields)
 
 
 def _is_record(kind: type) -> bool:

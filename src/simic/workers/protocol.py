@@ -39,6 +39,14 @@ class Fault:
     node: str = ""
     """The machine it ran on; empty for this one."""
 
+    def __str__(self) -> str:
+        """For progress displays."""
+        where = f" on node {self.node}" if self.node else ""
+        if self.pid < 0:
+            return f"a worker{where} could not be used: {self.error}"
+        rerun = f", job {self.job} is run again" if self.job >= 0 else ""
+        return f"worker {self.pid}{where} died ({self.error}){rerun}"
+
 
 @dataclass(frozen=True)
 class PoolStatus:

@@ -27,6 +27,7 @@ LOOPBACK = "127.0.0.1"
 STORE_BYTES = 256 * 2**20
 """Object store of a local Ray; an update moves some megabytes."""
 PROBE_SECONDS = 120.0
+CONNECT_SECONDS = 5.0
 LOCAL_SETTINGS = {
     # Without this Ray would replace the loopback address by one that other machines reach.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -35,6 +36,8 @@ LOCAL_SETTINGS = {
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; the old one warns
+    # Ray would print pages of its own log between our lines when a node is lost; the pool reports that in one.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_SCHEDULER_EVENTS": "0",
 }
 
@@ -52,6 +55,13 @@ class Node:
     """Its address; on a machine with several simulated nodes also the start of the id."""
     cpus: int
     gpus: float
+    memory: int
+    """Bytes that Ray hands out."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What the node has for workers."""
+        return {"cpus": self.cpus, "gpus": self.gpus, "memory": self.memory}
 
 
 class RayConnection:
@@ -66,6 +76,9 @@ class RayConnection:
 
         self.is_ours = not ray.is_initialized()
         if self.is_ours:
+            # Asked first, because Ray tries for a minute.
+            if placement.address not in (None, "auto") and not _answers(placement.address, CONNECT_SECONDS):
+                raise ClusterError(f"cannot connect to Ray at {placement.address}: nothing answers there")
             with _readable_errors(placement.address), _signals_kept():
                 ray.init(**_arguments(placement, workers), log_to_driver=False, logging_level="ERROR")
         self.address: str = ray.get_runtime_context().gcs_address
@@ -88,6 +101,7 @@ class RayConnection:
                 name=host if hosts.count(host) == 1 else f"{host}/{node['NodeID'][:6]}",
                 cpus=int(node["Resources"]["CPU"]),
                 gpus=node["Resources"].get("GPU", 0.0),
+                memory=int(node["Resources"].get("memory", 0)),
             )
             for node, host in zip(alive, hosts, strict=True)
         ]
@@ -117,21 +131,12 @@ class RayConnection:
                 raise ClusterError(
                     f"node {node.name} does not answer ({_first_line(error)}): look at its Ray"
                 ) from None
-            facts[node.name] = answer | {"cpus": node.cpus, "gpus": node.gpus}
+            facts[node.name] = answer | node.resources
         return facts
 
     def head_answers(self, seconds: float) -> bool:
         """Whether the head node accepts a connection within some seconds."""
-        host, _, port = self.address.rpartition(":")
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-                return True
-            except OSError:
-                if time.monotonic() > until:
-                    return False
-                time.sleep(0.5)
+        return _answers(self.address, seconds)
 
     def close(self) -> None:
         """Disconnect; a cluster on this machine that simic started ends with it."""
@@ -142,6 +147,20 @@ class RayConnection:
             closing = threading.Thread(target=ray.shutdown, daemon=True)
             closing.start()
             closing.join(20.0)
+
+
+def _answers(address: str, seconds: float) -> bool:
+    """Whether a server accepts a connection within some seconds."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.5)
 
 
 def ray_module() -> Any:

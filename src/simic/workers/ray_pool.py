@@ -31,7 +31,7 @@ from simic.workers.protocol import (
     WorkersDiedError,
 )
 from simic.workers.ray_cluster import ClusterError, Node, RayConnection, only_on, ray_module
-from simic.workers.ray_worker import RayWorker, own_plugins
+from simic.workers.ray_worker import RayWorker, own_surroundings
 
 JOBS_PER_WORKER = 2
 MAX_RETRIES = 3
@@ -55,6 +55,8 @@ class _Worker:
     pid: int = -1
     jobs: deque[int] = field(default_factory=deque)
     """In the order in which the worker runs them."""
+    death: str = ""
+    """How it died."""
 
 
 class RayPool(Pool):
@@ -100,9 +102,8 @@ class RayPool(Pool):
 
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (index of the job, result) in the order of completion."""
+        self.start()  # before Ray is imported: its settings are read then
         ray = ray_module()
-
-        self.start()
         self._version += 1
         version, waiting, deaths, unfinished = self._version, deque(range(len(jobs))), Counter[int](), len(jobs)
         content = pickle.dumps(common, protocol=5)
@@ -115,17 +116,16 @@ class RayPool(Pool):
                 self._hand_out(waiting, jobs, shared)
                 for reference in self._wait():
                     last_progress = time.monotonic()
-                    if reference not in self._flying:
+                    if reference not in self._flying:  # nor is one of a worker that died a moment ago
                         self._answered(reference)
                         continue
-                    worker, index = self._flying.pop(reference)
-                    answer = self._fetch(reference, worker)
-                    if answer is None:
+                    worker, _ = self._flying[reference]
+                    for index, answer in self._collect(reference, worker):
+                        worker.jobs.remove(index)
+                        unfinished -= 1
+                        yield index, self._result(index, answer)
+                    if worker not in self._workers:
                         self._requeue(worker, waiting, deaths, jobs)
-                        continue
-                    worker.jobs.remove(index)
-                    unfinished -= 1
-                    yield index, self._result(index, answer)
                 if not self._flying and time.monotonic() - last_progress > PATIENCE_SECONDS:
                     raise WorkersDiedError(
                         f"no worker could be started for {PATIENCE_SECONDS:.0f} seconds: every node is gone or busy; "
@@ -188,7 +188,7 @@ class RayPool(Pool):
     def _start_worker(self, node: Node) -> None:
         options = {"num_cpus": 1, "num_gpus": self.placement.gpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
         actor = ray_module().remote(RayWorker).options(**options, scheduling_strategy=only_on(node))
-        handle = actor.remote(self.function, own_plugins(), self.check)
+        handle = actor.remote(pickle.dumps((self.function, self.check)), tuple(own_surroundings()))
         self._workers.append(_Worker(handle, node, handle.start.remote()))
 
     def _await_first_worker(self) -> None:
@@ -198,6 +198,8 @@ class RayPool(Pool):
             for reference in self._wait():
                 self._answered(reference)
         if not any(worker.starting is None for worker in self._workers):
+            if self.faults:
+                raise ClusterError(f"no worker could be started: {self.faults[-1].error}")
             gpus = f" and {self.placement.gpus_per_worker:g} GPUs" if self.placement.gpus_per_worker else ""
             raise ClusterError(
                 f"no node has a free CPU{gpus} for a worker: `simic doctor --address` lists what the cluster has"
@@ -216,14 +218,14 @@ class RayPool(Pool):
                 self._refused.add(node.id)
                 self.faults.append(Fault(-1, f"not used: {reason}", -1, node.name))
             else:
-                self._facts[node.name] = facts | {"cpus": node.cpus, "gpus": node.gpus}
+                self._facts[node.name] = facts | node.resources
                 self._looked = -float("inf")
             return
         worker = next((own for own in self._workers if own.starting is reference), None)
         if worker is None:
             return
         answer = self._fetch(reference, worker)
-        if answer is None:
+        if answer is None:  # it is recorded
             self._start_deaths += 1
             if self._start_deaths >= MAX_START_DEATHS:
                 raise WorkersDiedError(f"{self._start_deaths} workers in a row died while they started")
@@ -267,6 +269,20 @@ class RayPool(Pool):
             ready += ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
         return ready
 
+    def _collect(self, reference: Any, worker: _Worker) -> list[tuple[int, dict[str, Any]]]:
+        """The job of a reference with its answer; of a worker that died, all jobs that it had still finished."""
+        _, index = self._flying.pop(reference)
+        answer = self._fetch(reference, worker)
+        if answer is not None:
+            return [(index, answer)]
+        others = [own for own, (owner, _) in self._flying.items() if owner is worker]
+        finished = []
+        for own in others:
+            _, index = self._flying.pop(own)
+            answer = self._fetch(own, worker)
+            finished += [(index, answer)] if answer is not None else []
+        return finished
+
     def _fetch(self, reference: Any, worker: _Worker) -> dict[str, Any] | None:
         """The answer of a worker; None if it died, which is then recorded."""
         ray = ray_module()
@@ -279,24 +295,28 @@ class RayPool(Pool):
             reason = error.cause
         except ray.exceptions.RayError as error:
             reason = error
-        text = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
-        self.faults.append(Fault(worker.pid, text, worker.jobs[0] if worker.jobs else -1, worker.node.name))
-        self._kill(worker)
         if worker in self._workers:
+            worker.death = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
             self._workers.remove(worker)
+            self._kill(worker)
+            if worker.starting is not None:
+                self._record_death(worker, -1)
         self._looked = -float("inf")
         return None
 
+    def _record_death(self, worker: _Worker, job: int) -> None:
+        self.faults.append(Fault(worker.pid, worker.death, job, worker.node.name))
+
     def _requeue(self, worker: _Worker, waiting: deque[int], deaths: Counter[int], jobs: Sequence[Any]) -> None:
-        """Put the jobs of a dead worker back; only the one that ran may be the cause."""
-        self._flying = {reference: own for reference, own in self._flying.items() if own[0] is not worker}
+        """Put the jobs of a dead worker back; only the first of them ran, so only that may be the cause."""
         index = worker.jobs[0]
+        self._record_death(worker, index)
         deaths[index] += 1
         self._lost += 1
         if deaths[index] > MAX_RETRIES:
             raise WorkersDiedError(
                 f"job {index} ({jobs[index]}) lost its worker {deaths[index]} times, the last one on node "
-                f"{worker.node.name} ({self.faults[-1].error}): there may be too little memory; use smaller groups or "
+                f"{worker.node.name} ({worker.death}): there may be too little memory; use smaller groups or "
                 "fewer workers per node"
             )
         waiting.extendleft(reversed(worker.jobs))

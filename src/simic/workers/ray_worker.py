@@ -19,18 +19,20 @@ MAX_SOURCE_BYTES = 2**22
 """Of the plugins of a run."""
 
 
-class Plugins(NamedTuple):
-    """The plugins of a run, with the source of those that no package brings along."""
+class Surroundings(NamedTuple):
+    """What code on a node must find as it does in the driver."""
 
     directory: str
-    """Where the driver works: a node that has this directory too works there, so that relative paths mean the same."""
-    modules: tuple[str, ...]
+    """Where the driver works. A node that has this directory too works there, so that relative paths mean the same."""
+    import_path: tuple[str, ...]
+    """`sys.path` of the driver; a node adds what it has of it."""
+    plugins: tuple[str, ...]
     sources: dict[str, str]
-    """Text of each file by its path, relative to a directory of the import path."""
+    """Source of plugins that no package brings along, by the path of each file relative to an import directory."""
 
 
-def own_plugins() -> Plugins:
-    """The plugins of this process."""
+def own_surroundings() -> Surroundings:
+    """Those of this process."""
     sources: dict[str, str] = {}
     for name in loaded_plugins():
         top = sys.modules[name.partition(".")[0]]
@@ -45,14 +47,15 @@ def own_plugins() -> Plugins:
             f"the plugins {', '.join(loaded_plugins())} have more than {MAX_SOURCE_BYTES // 2**20} MB of source: "
             "install them as a package on every node"
         )
-    return Plugins(os.getcwd(), loaded_plugins(), sources)
+    return Surroundings(os.getcwd(), tuple(sys.path), loaded_plugins(), sources)
 
 
 class RayWorker:
     """Runs one job at a time. Everything it returns is plain data; an error comes back as text."""
 
-    def __init__(self, function: JobFunction, plugins: Plugins, check: Check | None) -> None:
-        self.function, self.plugins, self.check = function, plugins, check
+    def __init__(self, work: bytes, surroundings: tuple[Any, ...]) -> None:
+        """`work` is the pickled job function and check: they can be loaded only among their surroundings."""
+        self.work, self.surroundings = work, Surroundings(*surroundings)
         self.version, self.common = -1, None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
@@ -61,23 +64,32 @@ class RayWorker:
         import torch
 
         torch.set_num_threads(1)
-        if os.path.isdir(self.plugins.directory):
-            os.chdir(self.plugins.directory)
         try:
-            if self.plugins.sources:
-                self._directory = tempfile.TemporaryDirectory(prefix="simic-plugins-")
-                for name, text in self.plugins.sources.items():
-                    path = Path(self._directory.name) / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(text, encoding="utf-8")
-                sys.path.insert(0, self._directory.name)
-            if self.plugins.modules:
-                load_plugins(self.plugins.modules)
-            if self.check is not None:
-                self.check()
+            self._move_in()
+            function: JobFunction
+            check: Check | None
+            function, check = pickle.loads(self.work)
+            self.function = function
+            if check is not None:
+                check()
         except Exception as error:
             return {"pid": os.getpid(), "error": str(error) or type(error).__name__}
         return {"pid": os.getpid(), "error": None}
+
+    def _move_in(self) -> None:
+        here = self.surroundings
+        if os.path.isdir(here.directory):
+            os.chdir(here.directory)
+        sys.path += [path for path in here.import_path if path not in sys.path and os.path.exists(path)]
+        if here.sources:
+            self._directory = tempfile.TemporaryDirectory(prefix="simic-plugins-")
+            for name, text in here.sources.items():
+                path = Path(self._directory.name) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            sys.path.insert(0, self._directory.name)
+        if here.plugins:
+            load_plugins(here.plugins)
 
     def run(self, version: int, common: list[Any], job: bytes) -> dict[str, Any]:
         """Run a job. `common` holds the reference of the call's common data, fetched once per version."""
