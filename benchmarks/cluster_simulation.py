@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ from simic.workers.protocol import Pool
 
 LOOPBACK = "127.0.0.1"
 STORE_BYTES = 128 * 2**20
+SETTINGS = {
+    **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
+    **{"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+}
+"""Environment of the cluster: a token is needed, and it listens on the loopback interface only."""
 START_SECONDS = 300.0
 SHORT_SLEEP = 0.05
 """Longer than the driver needs for a job, so that it is the worker's overhead that shows."""
@@ -29,25 +35,22 @@ MANY_REFERENCES = 2000
 @contextmanager
 def simulated_cluster(nodes: int, cores: int) -> Iterator[str]:
     """The address of a cluster to which this process is connected."""
-    for name, value in {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }.items():
-        os.environ.setdefault(name, value)
-    ray = importlib.import_module("ray")
-    utilities = importlib.import_module("ray.cluster_utils")
-    settings = {"num_cpus": cores, "object_store_memory": STORE_BYTES, "node_ip_address": LOOPBACK}
-    cluster = utilities.Cluster(initialize_head=True, head_node_args=settings | {"include_dashboard": False})
-    try:
-        for _ in range(nodes - 1):
-            cluster.add_node(**settings)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster.address
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
+        # Of its own: Ray notes there which cluster `auto` means, and others may run on this machine.
+        for name, value in (SETTINGS | {"RAY_TMPDIR": directory}).items():
+            os.environ.setdefault(name, value)
+        ray = importlib.import_module("ray")
+        utilities = importlib.import_module("ray.cluster_utils")
+        settings = {"num_cpus": cores, "object_store_memory": STORE_BYTES, "node_ip_address": LOOPBACK}
+        cluster = utilities.Cluster(initialize_head=True, head_node_args=settings | {"include_dashboard": False})
+        try:
+            for _ in range(nodes - 1):
+                cluster.add_node(**settings)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster.address
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @contextmanager
