@@ -10,7 +10,7 @@ BENCH := $(VENV)/.bench
 DATA := data/.ready
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-slow test-web test-cluster test-integrations check bench data setup clean
+.PHONY: train pretrained test test-slow test-web test-cluster test-integrations check bench data setup setup-cluster clean
 
 train: $(STAMP)
 	$(BIN)/simic train
@@ -62,6 +62,9 @@ bench: $(BENCH) $(DATA)
 data: $(DATA)
 
 setup: $(STAMP)
+
+# With Ray, for `simic train --backend ray`: docs/cluster.md.
+setup-cluster: $(CLUSTER)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'simic needs Python 3.11 or newer: make PYTHON=python3.11')"
