@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simic.dashboard import run_view
 from simic.dashboard.run_view import Cursor, RunWatcher
 from simic.telemetry import tail
-from simic.telemetry.events import EpisodeTrace, Unknown, Update, to_json
+from simic.telemetry.events import EpisodeTrace, PhaseTimings, Unknown, Update, to_json
 
 FILES = ("events.jsonl", "process.jsonl")
 
@@ -291,3 +291,16 @@ def test_more_traces_than_are_kept_can_be_found_again(tmp_path, monkeypatch):
     assert os.path.getsize(tmp_path / "run" / "events.jsonl") > 0
     assert isinstance(next(iter(watcher.state.traces)), EpisodeTrace)
     assert isinstance(EVENTS[5], Update)
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "shown"),
+    [
+        ({"workers": None}, {"count": 4, "nodes": 3}, {"count": 4, "nodes": 3, "lost": 0}),
+        ({"workers": 2}, {}, {"count": 2, "nodes": 1, "lost": 0}),  # before the first update, and of older runs
+        ({"workers": None}, {}, None),
+    ],
+)
+def test_the_workers_of_a_cluster_are_shown(tmp_path, config, told, shown):
+    append(tmp_path / "process.jsonl", started(**config), PhaseTimings(update=0, seconds={"a": 1.0}, workers=told))
+    assert fresh(tmp_path)["now"]["workers"] == shown

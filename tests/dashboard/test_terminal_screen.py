@@ -31,7 +31,7 @@ def view(**changes: Any) -> dict[str, Any]:
         **{"update": 12, "updates": 30, "started": 0.0, "last_event": time.time(), "eta_seconds": 754.0},
         **{"decisions_per_second": 123.4, "score": 71.25, "gain": 1.5, "rules": {"heuristic": 70.5}},
         **{"phases": {"rollout": 9.0, "update": 1.0}, "memory_mb": {"learner": 512.4}, "faults": 0, "damaged_lines": 0},
-        "workers": {"count": 4, "nodes": 1, "in_flight": 4, "lost": 0},
+        "workers": {"count": 4, "nodes": 1, "lost": 0},
         "lights": [
             {"name": "kl", "label": "KL divergence", "value": 0.0123, "state": "ok"},
             {"name": "value", "label": "explained variance", "value": -2.0, "state": "bad"},

@@ -123,15 +123,11 @@ def _remaining(state: RunState, done: int, planned: int | None) -> float | None:
 
 
 def _workers(config: Mapping[str, Any], state: RunState) -> dict[str, Any] | None:
-    count = _whole(config.get("workers"))
+    told = state.timings.workers if state.timings else {}
+    count = told.get("count", _whole(config.get("workers")))
     if count is None or state.started is None:
         return None
-    return {
-        "count": count,
-        "nodes": [printable(state.started.host, MAX_NAME)],
-        "in_flight": None,
-        "lost": state.lost_workers,
-    }
+    return {"count": count, "nodes": told.get("nodes", 1), "lost": state.lost_workers}
 
 
 def _preset(command: Sequence[str]) -> str | None:

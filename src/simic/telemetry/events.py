@@ -333,6 +333,8 @@ class PhaseTimings(ProcessEvent, kind="timings"):
     """By phase: rollout, statistics, update, record, checkpoint."""
     decisions_per_second: float = math.nan
     """Decisions of all hosts per second of the update."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """How many workers there are (`count`; 0 if the main process trains hosts), and on how many machines (`nodes`)."""
     memory_mb: dict[str, float] = field(default_factory=dict)
     """Peak resident memory so far: of the learner, and of all its worker processes on this machine."""
 

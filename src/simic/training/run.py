@@ -165,8 +165,15 @@ class Run:
     def log_timings(self) -> None:
         """Record how long the phases of the last update took, and the memory in use."""
         seconds, speed = dict(self._seconds), self._decisions_per_second()
+        pool = self.pool.status()
         self.recorder.record(
-            PhaseTimings(update=self.update - 1, seconds=seconds, decisions_per_second=speed, memory_mb=peak_memory())
+            PhaseTimings(
+                update=self.update - 1,
+                seconds=seconds,
+                decisions_per_second=speed,
+                memory_mb=peak_memory(),
+                workers={"count": pool.workers, "nodes": pool.nodes},
+            )
         )
 
     def report_progress(self, anomalies: Sequence[Anomaly]) -> None:

@@ -120,10 +120,9 @@ function phaseBar(phases) {
 /** @param {any} now */
 function machineFacts(now) {
   const { workers, memory_mb: memory } = now;
-  const nodes = Array.isArray(workers?.nodes) ? workers.nodes.length : (workers?.nodes ?? 1);
+  const nodes = workers?.nodes ?? 1;
   return [
     workers ? fact("Workers", whole(workers.count), workers.count === 0 ? "the main process trains" : nodes > 1 ? `on ${whole(nodes)} machines` : "on one machine") : null,
-    workers && known(workers.in_flight) ? fact("In flight", whole(workers.in_flight), "groups of hosts") : null,
     workers?.lost ? fact("Lost", whole(workers.lost), "workers") : null,
     ...Object.entries(memory ?? {}).map(([who, amount]) => fact(`Memory, ${who}`, known(amount) ? bytes(/** @type {number} */ (amount) * 1e6) : NONE)),
     now.faults ? fact("Faults", whole(now.faults), "groups were run again") : null,
