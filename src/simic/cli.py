@@ -58,6 +58,11 @@ def main(args: list[str] | None = None) -> None:
         code = _fail(error, USAGE_ERROR)
     except (MemoryError, OSError) as error:
         code = _fail(error, ENVIRONMENT_ERROR)
+    cluster = sys.modules.get("simic.workers.ray_cluster")
+    if cluster is not None and cluster.RayConnection.is_abandoned:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     if code:
         sys.exit(code)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from helpers.clusters import Command, SimulatedCluster, train
 from helpers.fault_places import UPDATES
-from helpers.fault_runs import FaultRun, assert_same_results, events, finish, wait_until
+from helpers.fault_runs import PATIENCE, FaultRun, assert_same_results, events, finish, wait_until
 
 WORKER = b"ray::RayWorker"
 
@@ -95,7 +95,9 @@ def test_a_killed_driver_leaves_no_process(run: FaultRun, reference):
     command.wait_for_updates(run, 1)
     command.signal(signal.SIGKILL)
     command.wait()
-    wait_until(lambda: not command.descendants(), f"the processes {command.descendants()} ended", 60)
+    wait_until(lambda: not command.descendants(WORKER), "its workers ended", 30)
+    # Ray's own agents notice it later.
+    wait_until(lambda: not command.descendants(), f"the processes {command.descendants()} ended", PATIENCE)
     assert_same_results(finish(run, backend="local"), reference)
 
 

@@ -46,10 +46,10 @@ class DoctorCommand:
         thread = RayThread()
         connection = thread.call(RayConnection, placement, None)
         try:
-            nodes = thread.call(connection.probe_all)
+            found = thread.call(connection.probe_all)
         finally:
             connection.close(thread)
-        own, healthy = probe(), bool(nodes)
+        own, healthy, nodes = probe(), bool(found), {node.name: facts for node, facts in found.items()}
         for name, facts in nodes.items():
             problem = missing_on(name, facts, own)
             parts = [f"{facts['cpus']} CPUs", f"{facts['gpus']:g} GPUs", f"{facts['memory'] / 2**30:.1f} GB"]

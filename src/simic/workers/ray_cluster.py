@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from simic.workers import node_probe
 from simic.workers.placement import Placement
@@ -74,6 +74,9 @@ class RayConnection:
     To be made in a `RayThread`: in the main thread Ray would replace the handler of SIGTERM.
     """
 
+    is_abandoned: ClassVar[bool] = False
+    """Whether a call of Ray still hangs in a thread: the interpreter crashes if it ends in good order."""
+
     def __init__(self, placement: Placement, workers: int | None) -> None:
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
         if placement.address is None and "ray" not in sys.modules:
@@ -125,19 +128,19 @@ class RayConnection:
         finally:
             ray.cloudpickle.unregister_pickle_by_value(node_probe)
 
-    def probe_all(self) -> dict[str, Mapping[str, Any]]:
-        """The facts of every node, by name."""
+    def probe_all(self) -> dict[Node, Mapping[str, Any]]:
+        """The facts of every node."""
         ray = ray_module()
 
         nodes = self.nodes()
-        asked = {node.name: self.start_probe(node) for node in nodes}
-        facts: dict[str, Mapping[str, Any]] = {}
+        asked = {node: self.start_probe(node) for node in nodes}
+        facts: dict[Node, Mapping[str, Any]] = {}
         for node in nodes:
             try:
-                answer = ray.get(asked[node.name], timeout=PROBE_SECONDS)
+                answer = ray.get(asked[node], timeout=PROBE_SECONDS)
             except ray.exceptions.RayError as error:
                 raise ClusterError(f"node {node.name} does not answer ({first_line(error)}): look at its Ray") from None
-            facts[node.name] = answer | node.resources
+            facts[node] = answer | node.resources
         return facts
 
     def head_answers(self, seconds: float) -> bool:
@@ -165,6 +168,7 @@ class RayConnection:
             thread.call(disconnect, look=look)
         except TimeoutError:
             atexit.unregister(ray.shutdown)  # it would wait once more when the program ends
+            RayConnection.is_abandoned = True
 
 
 def _answers(address: str, seconds: float) -> bool:

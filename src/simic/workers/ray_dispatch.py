@@ -30,6 +30,8 @@ POLL_SECONDS = 1.0
 """Longest time until the pool looks for lost and new nodes."""
 PATIENCE_SECONDS = 60.0
 """How long a pool waits for a first node or worker, also when all are gone."""
+START_SECONDS = 300.0
+"""How long workers may take to be ready: Python and torch are loaded, perhaps from a slow shared disk."""
 AVOID_SECONDS = 10.0
 """How long no worker is started on a node where one could not be: Ray takes a while to notice that a node is dead."""
 
@@ -74,6 +76,8 @@ class Dispatcher:
         """Workers that died; facts of the nodes that were checked, by name."""
         self.bytes_sent = self.lost = 0
         self._workers: list[_Worker] = []
+        self._checked: set[str] = set()
+        """Ids of nodes that can work."""
         self._refused: set[str] = set()
         """Ids of nodes that joined later and cannot work."""
         self._avoided: dict[str, float] = {}
@@ -90,17 +94,25 @@ class Dispatcher:
         until, own = time.monotonic() + PATIENCE_SECONDS, node_probe.probe()
         while not self.connection.nodes() and time.monotonic() < until:
             time.sleep(POLL_SECONDS)  # a cluster that is just being started
-        self.facts = self.connection.probe_all()
-        for name, facts in self.facts.items():
-            if reason := missing_on(name, facts, own):
+        for node, facts in self.connection.probe_all().items():
+            self._checked.add(node.id)
+            self.facts[node.name] = facts
+            if reason := missing_on(node.name, facts, own):
                 raise ClusterError(reason)
+        until = time.monotonic() + START_SECONDS
         self._place_workers()
         while any(worker.starting is not None for worker in self._workers) and time.monotonic() < until:
             for reference in self._wait():
                 self._answered(reference)
+            self._place_workers()  # again where one died
         if not any(worker.starting is None for worker in self._workers):
             gpus = f" and {self.placement.gpus_per_worker:g} GPUs" if self.placement.gpus_per_worker else ""
-            reason = self._last_death or f"no node has a free CPU{gpus}"
+            slow = (
+                f"none was ready after {START_SECONDS:.0f} seconds"
+                if self._workers
+                else f"no node has a free CPU{gpus}"
+            )
+            reason = self._last_death or slow
             raise ClusterError(f"no worker could be started: {reason}; `simic doctor --address` lists what there is")
 
     def begin(self, common: bytes, jobs: Sequence[Any]) -> None:
@@ -155,7 +167,7 @@ class Dispatcher:
         for node in self.connection.nodes():
             if self._avoided.get(node.id, 0.0) > time.monotonic():
                 continue
-            if node.name in self.facts:
+            if node.id in self._checked:
                 room[node] = self._capacity(node) - here[node.id]
             elif node.id not in self._refused and node not in self._probes.values():
                 self._probes[self.connection.start_probe(node)] = node
@@ -190,6 +202,7 @@ class Dispatcher:
                 self._refused.add(node.id)
                 self.faults.append(Fault(-1, f"not used: {reason}", -1, node.name))
             else:
+                self._checked.add(node.id)
                 self.facts[node.name] = facts | node.resources
                 self._looked = -float("inf")
             return
