@@ -34,8 +34,8 @@ from simic.training.episode_events import (
 D, G, T, B, H, F, P, E, R = Stage
 
 
-def stages(*rows: Sequence[int]) -> np.ndarray:
-    """The stages (or blueprints) of one host's slots over time: (T + 1, 1, S)."""
+def stages(*rows: Sequence[float]) -> np.ndarray:
+    """The stages (or blueprints and numbers) of one host's slots over time: (T + 1, 1, S)."""
     return np.array(rows)[:, None]
 
 
