@@ -98,12 +98,12 @@ def _change(rng: np.random.Generator, update: int, group: int, env: int, number:
 def _trace(rng: np.random.Generator, update: int, group: int, env: int) -> Event:
     numbers = {name: rounded(rng.random(DECISIONS)) for name in ("value", "reward", "val_loss", "val_accuracy")}
     waits: dict[str, Series] = {"action": ["wait"] * DECISIONS, "legal_ops": ["wait germinate"] * DECISIONS}
-    empty, grown = DECISIONS - 4, 5  # states without and with a seed
+    states = range(DECISIONS + 1)
     slot: dict[str, Series] = {
-        "stage": ["dormant"] * empty + ["training"] * grown,
-        "alpha": [0.0] * (empty + grown),
-        "contribution": [None] * (empty + grown),
-        "blueprint": [""] * empty + ["mlp"] * grown,
+        "stage": ["training" if state > 20 else "dormant" for state in states],
+        "alpha": [0.0 for _ in states],
+        "contribution": [None for _ in states],
+        "blueprint": ["mlp" if state > 20 else "" for state in states],
     }
     return EpisodeTrace(
         update=update,
