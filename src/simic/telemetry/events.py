@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from simic.storage.json_files import check_values
 from simic.storage.run_directory import EVENTS_FILE, PROCESS_FILE
-from simic.telemetry.series import Series, SeriesReader, write_series
+from simic.telemetry.codecs import CODECS, Codec
+from simic.telemetry.series import Series
 
 FILES = (PROCESS_FILE, EVENTS_FILE)
 MAX_LINE_BYTES = 2**21
@@ -315,87 +314,10 @@ def make_event(cls: type[E], values: dict[str, Any]) -> E:
     return event
 
 
-class _Codec(NamedTuple):
-    """Conversion of a field's value to JSON and back."""
-
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _number(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _plain(value: Any) -> Any:
-    """Free-form data as JSON: numpy numbers become Python's, types that JSON lacks become text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float):
-        return _number(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def _or_none(codec: _Codec) -> _Codec:
-    return _Codec(*(lambda value, convert=convert: None if value is None else convert(value) for convert in codec))
-
-
-def _values(codec: _Codec) -> _Codec:
-    return _Codec(*(lambda d, convert=convert: {str(k): convert(v) for k, v in d.items()} for convert in codec))
-
-
-def _pairs(items: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((str(name), operator.index(number)) for name, number in items)
-
-
-def _write_columns(columns: dict[str, Series]) -> dict[str, Any]:
-    return {str(name): write_series(values) for name, values in columns.items()}
-
-
-def _read_columns(saved: dict[str, Any], reader: SeriesReader) -> dict[str, Series]:
-    return {name: reader.read(values) for name, values in saved.items()}
-
-
-def _read_tables(saved: dict[str, Any], reader: SeriesReader) -> dict[str, dict[str, Series]]:
-    return {name: _read_columns(columns, reader) for name, columns in saved.items()}
-
-
-_INT = _Codec(operator.index, operator.index)
-_FLOAT = _Codec(_number, _float)
-_STR = _Codec(str, str)
-_CODECS: dict[Any, _Codec] = {
-    bool: _Codec(bool, bool),
-    int: _INT,
-    float: _FLOAT,
-    str: _STR,
-    str | None: _or_none(_STR),
-    float | None: _or_none(_FLOAT),
-    tuple[str, ...]: _Codec(lambda items: [str(item) for item in items], lambda items: tuple(map(str, items))),
-    tuple[tuple[str, int], ...]: _Codec(_pairs, _pairs),
-    dict[str, int]: _values(_INT),
-    dict[str, float]: _values(_FLOAT),
-    dict[str, str]: _values(_STR),
-    dict[str, Series]: _Codec(_write_columns, lambda saved: _read_columns(saved, SeriesReader())),
-    dict[str, dict[str, Series]]: _Codec(
-        lambda tables: {str(name): _write_columns(table) for name, table in tables.items()},
-        lambda saved: _read_tables(saved, SeriesReader()),
-    ),
-    dict[str, Any]: _Codec(_plain, lambda table: check_values(dict(table), "its settings")),
-}
-
-
 @cache
-def _codecs(cls: type[Event]) -> list[tuple[str, _Codec]]:
+def _codecs(cls: type[Event]) -> list[tuple[str, Codec]]:
     hints = get_type_hints(cls)
-    return [(item.name, _CODECS[hints[item.name]]) for item in fields(cls)]
+    return [(item.name, CODECS[hints[item.name]]) for item in fields(cls)]
 
 
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
