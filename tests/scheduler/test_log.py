@@ -99,7 +99,9 @@ def test_a_training_appears_in_the_views(tmp_path):
     assert all(entry["time"] for entry in found["story"]["entries"])
     assert [entry["status"] for entry in run_list(tmp_path)] == ["running"]
     write_run_report(run, tmp_path / "report.html")
-    assert "5 updates are recorded of 12; growth on Sequential" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "5 updates are recorded of 12; growth on Sequential" in page
+    assert "All updates" in page  # not in halves: the seed that germinated in the first is pruned in the second
 
 
 def decisions(run: Path) -> list[int]:
@@ -203,6 +205,14 @@ def test_how_the_process_ended_is_noted(tmp_path, ending, reason):
     (finished,) = read_events(tmp_path / "own", [RunFinished])
     assert (finished.status, finished.reason, finished.update) == (ending, reason, 2)
     assert view(tmp_path / "own")["now"]["status"] == ending
+
+
+def test_of_many_slots_some_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth_log, "MAX_SLOTS", 0)
+    train(make(tmp_path / "own"), 2)
+    (started,) = read_events(tmp_path / "own", [RunStarted])
+    assert (started.config["slots"], started.config["segments"]) == ([], [])
+    assert [event.slots for event in read_events(tmp_path / "own", [GrowthDecision])] == [{}, {}]
 
 
 def test_the_files_hold_plain_json(tmp_path):

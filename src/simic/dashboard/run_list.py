@@ -135,10 +135,8 @@ def _start(path: Path) -> list[bytes]:
 
 
 def _end(path: Path, size: int) -> list[bytes]:
-    """Whole lines among the last `size` bytes of a file."""
-    start = max(_signature(path)[1] - size, 0)
-    lines = _read(path, start, size).split(b"\n")[:-1]
-    return lines[1:] if start else lines
+    """The lines that end in the last `size` bytes of a file; the first may be cut, and then is no event."""
+    return _read(path, max(_signature(path)[1] - size, 0), size).split(b"\n")[:-1]
 
 
 def _read(path: Path, start: int, size: int) -> bytes:

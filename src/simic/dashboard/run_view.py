@@ -122,8 +122,7 @@ class RunWatcher:
             if isinstance(event, Deferred):
                 if event.update > traced:
                     traced, newest = event.update, []
-                if event.update == traced:
-                    newest.append((start, end))
+                newest.append((start, end))
                 self._note_trace(event.update, start, end)
                 continue
             if told[EVENTS_FILE] >= bookmark:

@@ -61,8 +61,7 @@ class GrowthScheduler:
     `horizon` is the planned number of host epochs, if known; some controllers pace growth by it. A `governor` restores
     the last good state of a network that breaks, see `ModelGovernor`. `verbose` prints every stage change, which
     `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize` and `on_prune` are called with a
-    `GrowthEvent`. `log` is a directory for `simic watch`. Several models may share an optimizer, each with its own
-    scheduler.
+    `GrowthEvent`. `log` is a directory for `simic watch`. Models may share an optimizer, each with its own scheduler.
 
     A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
     is asked again at the same decision until it waits. A frozen host has little to train without seeds, so there the

@@ -1,4 +1,4 @@
-"""How the fields of events become JSON, and back, by their type."""
+"""Fields of events as JSON and back, by type. Numbers that are not finite are null, and null is NaN."""
 
 from __future__ import annotations
 
@@ -86,3 +86,4 @@ CODECS: dict[Any, Codec] = {
     ),
     dict[str, Any]: Codec(_plain, lambda table: check_values(dict(table), "its settings")),
 }
+"""The conversion of each type that a field may have."""
