@@ -28,6 +28,8 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from simic import Action, GrowableModel, GrowthScheduler, LifecycleConfig, ScriptedController
+from simic.telemetry.events import GrowthDecision, RunStarted
+from simic.telemetry.reader import read_events
 
 TIMEOUT = timedelta(seconds=20)
 EPOCHS, BATCH = 11, 8
@@ -70,11 +72,13 @@ def make_model(incubation: Any = "direct", rng_seed: int = 0, frozen: bool = Fal
 class Training:
     """A user's loop: `net` is the model, or what wraps it; this rank trains and evaluates its share of every batch."""
 
-    def __init__(self, net: Any, model: GrowableModel, rank: int, world: int, controller: Any = None) -> None:
+    def __init__(
+        self, net: Any, model: GrowableModel, rank: int, world: int, controller: Any = None, log: Path | None = None
+    ) -> None:
         self.net, self.model, self.rank, self.world = net, model, rank, world
         self.optimizer = AdamW(model.parameters(), lr=0.05)
         controller = controller or ScriptedController(SCRIPTS[model.lifecycle.incubation])
-        self.growth = GrowthScheduler(net, self.optimizer, controller, evaluate=self.evaluate)
+        self.growth = GrowthScheduler(net, self.optimizer, controller, evaluate=self.evaluate, log=log)
 
     def share(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = data()
@@ -129,6 +133,18 @@ def grow(rank: int, world: int, folder: Path, incubation: str = "direct", **ddp:
     model = make_model(incubation)
     net = DistributedDataParallel(model, **ddp) if world > 1 else model
     return Training(net, model, rank, world).run().result()
+
+
+def grow_logged(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    model = make_model()
+    net = DistributedDataParallel(model) if world > 1 else model
+    Training(net, model, rank, world, log=folder / "log").run()
+    distributed.barrier()
+    starts = [event.pid for event in read_events(folder / "log", [RunStarted])]
+    return {
+        "decisions": [event.update for event in read_events(folder / "log", [GrowthDecision])],
+        "written_here": starts == [os.getpid()],
+    }
 
 
 def grow_shadow(rank: int, world: int, folder: Path) -> dict[str, Any]:

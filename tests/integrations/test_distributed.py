@@ -33,6 +33,7 @@ SCENARIOS = [
     "calls_differ",
     "uneven_inputs",
     "sharded",
+    "grow_logged",
 ]
 SECONDS = 150
 """After which processes that hang are ended."""
@@ -89,6 +90,12 @@ def test_two_ranks_with_half_batches_are_one_process_with_whole_batches(found, s
     if "frozen" not in scenario:
         assert alone["slots"]["1"] == "fossilized"
         assert {"germinate", "advance", "fossilize", "prune"} <= {action.split()[0] for action in alone["decisions"]}
+
+
+def test_only_the_first_rank_writes_the_log(found):
+    first, second = found["grow_logged"]
+    assert first["decisions"] == second["decisions"] == list(range(parallel_training.EPOCHS))
+    assert (first["written_here"], second["written_here"]) == (True, False)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -168,3 +168,47 @@ def test_a_memory_that_was_saved_goes_on():
 def test_thresholds_that_make_no_sense_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         Thresholds(**settings)
+
+
+# Plateaus.
+
+
+def plateaus(scores: list[float], **thresholds: Any) -> list[tuple[int, int]]:
+    """Update and best update of every plateau of these scores."""
+    detector = make_detector(**({"decay": 0.0, "plateau_updates": 3, "plateau_margin": 0.5} | thresholds))
+    found = [detector.check_plateau(update, {"score": score}) for update, score in enumerate(scores)]
+    return [(plateau.update, plateau.best_update) for plateau in found if plateau is not None]
+
+
+def test_a_plateau_is_reported_once_until_the_score_improves():
+    flat = [5.0, 5.2, 4.0, 5.4]  # none is better by the margin
+    assert plateaus(flat) == [(3, 0)]
+    assert plateaus([*flat, 5.4, 5.4]) == [(3, 0)]
+    assert plateaus([*flat, 6.0, 6.0, 6.0, 6.0]) == [(3, 0), (7, 4)]
+    assert plateaus([1.0, 2.0, 3.0, 4.0, 5.0]) == []
+
+
+def test_a_plateau_is_of_the_running_mean():
+    noise = [70.0, 75.0, 65.0, 75.0, 65.0, 75.0, 65.0]
+    assert plateaus(noise, decay=0.9) == [(4, 1)]  # 70, 70.5, 69.95, 70.455, 69.91
+    assert plateaus(noise) == [(4, 1)]  # the best single update
+
+
+def test_plateaus_can_be_switched_off_and_need_a_score():
+    assert plateaus([5.0] * 9, plateau_updates=0) == []
+    assert plateaus([math.nan] * 9) == []
+    detector = make_detector(plateau_updates=1)
+    assert [detector.check_plateau(update, {"loss": 1.0}) for update in range(9)] == [None] * 9
+
+
+def test_a_resumed_detector_goes_on_and_an_older_state_starts_anew():
+    first = make_detector(decay=0.0, plateau_updates=2)
+    assert first.check_plateau(0, {"score": 5.0}) is None
+    state = json.loads(json.dumps(first.state_dict()))
+    second, third = make_detector(decay=0.0, plateau_updates=2), make_detector(decay=0.0, plateau_updates=2)
+    second.load_state_dict(state)
+    del state["plateau"]
+    third.load_state_dict(state)
+    for detector, found in ((second, True), (third, False)):
+        assert detector.check_plateau(1, {"score": 5.0}) is None
+        assert (detector.check_plateau(2, {"score": 5.0}) is not None) is found

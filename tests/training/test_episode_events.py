@@ -13,6 +13,7 @@ from simic.lifecycle.stages import Stage
 from simic.telemetry.events import (
     DecisionMade,
     EpisodeOutcome,
+    EpisodeTrace,
     GamingSuspicion,
     GovernorRollback,
     LifecycleChange,
@@ -20,11 +21,14 @@ from simic.telemetry.events import (
 from simic.telemetry.recorder import Recorder
 from simic.training.episode_events import (
     EVENTS_OF,
+    TRACED_HOSTS,
+    debug_events,
     decision_events,
     episode_events,
     gaming_events,
     lifecycle_events,
     rollback_events,
+    trace_events,
 )
 
 D, G, T, B, H, F, P, E, R = Stage
@@ -155,6 +159,7 @@ def test_the_outcome_of_an_episode_by_hand():
         reward=np.array([[1.0], [-0.5], [0.0], [0.25], [2.0]]),
         val_accuracy=np.array([[0.1], [0.2], [0.3], [0.4], [0.5], [0.6]]),
         score=np.array([58.5]),
+        twin_score=np.array([57.0]),
         exported_parameters=np.array([130]),
     )
     (event,) = episode_events(record, 7, 2)
@@ -172,6 +177,7 @@ def test_the_outcome_of_an_episode_by_hand():
         operations={"wait": 2, "germinate": 2, "set_alpha_target": 0, "prune": 1, "fossilize": 0, "advance": 0},
         seeds={"fossilized": 0, "pruned": 1, "dropped": 1},
         rolled_back=False,
+        gain=1.5,
     )
 
 
@@ -277,12 +283,88 @@ def test_a_decision_is_told_in_words_with_the_probabilities_that_matter():
     )
 
 
+# Traces.
+
+
+def test_a_trace_by_hand():
+    record = tiny_run.make_record(
+        steps=3,
+        slots=1,
+        action=np.stack([row.encode("a", ("small", "large")) for row in TRACED_ACTIONS])[:, None],
+        stage=stages([D], [T], [B], [P]),
+        blueprint=stages([-1], [1], [1], [-1]),
+        alpha=stages([0.0], [0.0], [1 / 3], [0.0]),
+        contribution=stages([np.nan], [np.nan], [0.123456], [np.nan]),
+        seed_parameters=stages([0], [12], [12], [0]),
+        legal_ops=np.arange(6)[None, None] < np.array([2, 1, 3])[:, None, None],
+        valid=np.array([[True], [True], [False]]),
+        verdict=np.array([[0], [1], [0]]),
+        probability=np.full((3, 1, len(HEADS)), 0.123456),
+        value=np.array([[0.5], [-0.25], [9.0]]),
+        reward=np.array([[1.0], [-2.0], [0.0]]),
+        reward_terms={"score": np.array([[1.0], [-0.0], [0.0]])},
+        val_loss=np.array([[2.0], [1.0], [np.inf], [9.0]]),
+        val_accuracy=np.array([[0.1], [0.2], [0.3], [0.9]]),
+        score=np.array([63.0]),
+        exported_parameters=np.array([112]),
+    )
+    (trace,) = trace_events(record, 7, 2)
+    assert trace == EpisodeTrace(
+        update=7,
+        group=2,
+        env=0,
+        task="tiny",
+        score=63.0,
+        metric=0.3,
+        host_parameters=100,
+        parameters=112,
+        rolled_back=True,
+        segments=(("stem", 60), ("head", 40)),
+        seed_parameters=(("a", 12),),
+        slots={  # until the host broke, in state 2
+            "a": {
+                "stage": ["dormant", "training", "blending"],
+                "alpha": [0.0, 0.0, 0.3333],
+                "contribution": [None, None, 0.1235],
+                "blueprint": ["", "large", "large"],
+            }
+        },
+        steps={
+            "action": ["germinate slot=a blueprint=large style=linear-add tempo=3 alpha_target=1.0", "wait"],
+            "legal_ops": ["wait germinate", "wait"],
+            "val_loss": [1.0, None],
+            "val_accuracy": [0.2, 0.3],
+            "reward": [1.0, -2.0],
+            "value": [0.5, -0.25],
+        },
+        probabilities={
+            "op": [0.1235, 0.1235],
+            **{head: [0.1235, None] for head in ("slot", "blueprint", "style", "tempo", "alpha_target")},
+        },
+        reward_terms={"score": [1.0, 0.0]},
+    )
+
+
+TRACED_ACTIONS = (Action("germinate", 0, "large"), Action("wait"), Action("wait"))
+
+
+def test_some_hosts_are_traced_at_level_normal_and_the_others_at_debug():
+    record = tiny_run.make_record(steps=2, hosts=TRACED_HOSTS + 3)
+    normal = [event.env for event in trace_events(record, 0, 0) if isinstance(event, EpisodeTrace)]
+    debug = [event.env for event in debug_events(record, 0, 0) if isinstance(event, EpisodeTrace)]
+    assert normal == list(range(TRACED_HOSTS))
+    assert debug == list(range(TRACED_HOSTS, TRACED_HOSTS + 3))
+    decisions = list(decision_events(record, 0, 0))
+    assert [event for event in debug_events(record, 0, 0) if isinstance(event, DecisionMade)] == decisions
+    assert len(list(trace_events(tiny_run.make_record(steps=1, hosts=1), 0, 0))) == 1
+
+
 @pytest.mark.parametrize(
     ("level", "kinds"),
     [
         ("off", set()),
         ("minimal", {GovernorRollback}),
-        ("normal", {GovernorRollback, EpisodeOutcome, LifecycleChange, GamingSuspicion}),
+        ("normal", {GovernorRollback, EpisodeOutcome, EpisodeTrace, LifecycleChange, GamingSuspicion}),
         ("debug", set(EVENTS_OF)),
     ],
 )

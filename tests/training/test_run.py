@@ -327,6 +327,7 @@ def test_a_run_leaves_its_settings_events_checkpoints_timings_and_controller(tmp
     }
     timings = tiny_run.told(tmp_path, PhaseTimings)
     assert [event.update for event in timings] == [0, 1, 2]
+    assert all(event.decisions_per_second > 0 and event.memory_mb["learner"] > 1 for event in timings)
     assert all(event.seconds.keys() == {"rollout", "statistics", "update", "record", "checkpoint"} for event in timings)
     controller = LearnedController.load(tmp_path / "controller.safetensors")
     assert tiny_run.same(dict(controller.network.state_dict()), dict(run.agent.plain.state_dict()))

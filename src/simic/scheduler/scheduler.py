@@ -345,7 +345,8 @@ class GrowthScheduler:
         state = upgrade(state)
         check_state(state, self.controller, self._metric)
         slots = state["seed_groups"]
-        if self._early and self._next_index == 1 and not slots:  # planted by this constructor, not in the saved run
+        planted = self._early and self._next_index == 1 and self.model.grown_slots  # by this constructor
+        if planted and not slots:
             self.model.set_seeds({}, *self._unplanted)
         if set(self.model.grown_slots) != set(slots):
             raise ValueError(
