@@ -115,16 +115,17 @@ def test_a_chart_has_a_table_with_its_numbers(server, open_page):
     assert rows.first.inner_text().startswith("4\t")
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen(server, open_page):
-    page = open_page(server, color_scheme="dark")
-    assert is_dark(page)
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_the_theme_follows_the_system_until_one_is_chosen(server, open_page, system):
+    page = open_page(server, color_scheme=system)
+    assert is_dark(page) == (system == "dark")
     page.click("#theme")
-    assert not is_dark(page)
+    assert is_dark(page) == (system == "light")
     page.reload()
     page.wait_for_selector("h1")
-    assert not is_dark(page)
+    assert is_dark(page) == (system == "light")
     page.click("#theme")
-    assert is_dark(page)
+    assert is_dark(page) == (system == "dark")
 
 
 def is_dark(page) -> bool:

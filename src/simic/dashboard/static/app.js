@@ -23,13 +23,11 @@ import { storyView } from "./views/story.js";
  * @property {RunStore} store of the run; an empty one where there is none
  * @property {(address: string, options?: {replace?: boolean}) => void} go to another address
  * @property {(connection: import("./lib/live.js").Connection) => void} connected shows the state of the connection
- * @property {(name: string) => void} named tells the name of what is shown, where it is not that of the run
  */
 /**
  * A view on the screen.
  * @typedef {object} View
  * @property {HTMLElement} element
- * @property {string} [title]
  * @property {(change: Change) => void} [update] new data of the run
  * @property {(route: Route) => void} [reroute] other parameters in the address
  * @property {() => void} [repaint] another theme
@@ -49,7 +47,6 @@ let route = parse(location.pathname, location.search);
 let view = null;
 /** @type {LiveRun | null} */
 let live = null;
-let title = "";
 
 /** @param {string} address @param {{replace?: boolean}} [options] */
 function go(address, { replace: instead = false } = {}) {
@@ -79,8 +76,7 @@ function leaveRun() {
 function open() {
   view?.destroy?.();
   const store = live?.store ?? new RunStore(route.id);
-  title = "";
-  const context = { route, store, go, connected, named };
+  const context = { route, store, go, connected };
   if (route.page === "run") {
     view = RUN_VIEWS[route.view](context);
     if (live) mount();
@@ -112,7 +108,7 @@ function received(change) {
 
 /** Title, path and tabs. */
 function frame() {
-  const name = title || (route.page === "runs" ? "" : route.id);
+  const name = route.page === "runs" ? "" : route.id;
   const label = route.page === "run" ? VIEWS[/** @type {keyof typeof VIEWS} */ (route.view)] : "";
   const here = label || (route.page === "evaluation" ? "Evaluation" : "Runs");
   document.title = [name, here, "simic watch"].filter(Boolean).join(" · ");
@@ -124,12 +120,6 @@ function frame() {
     h("a", { href: runAddress(route.id, key), "data-key": key, "aria-current": key === route.view ? "page" : null }, text),
   );
   replace(tabs, links);
-}
-
-/** @param {string} name */
-function named(name) {
-  title = name;
-  frame();
 }
 
 /** @param {import("./lib/live.js").Connection} now */

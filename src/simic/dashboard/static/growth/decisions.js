@@ -4,7 +4,7 @@
 
 import { OPS } from "../lib/colours.js";
 import { h } from "../lib/dom.js";
-import { chance, known, NONE, percent, short, signed, whole, words } from "../lib/format.js";
+import { chance, known, metric, NONE, short, signed, whole, words } from "../lib/format.js";
 import { jointProbability, termNames } from "./host.js";
 import { barSize, rewardBar, rewardNumbers } from "./rewards.js";
 
@@ -19,29 +19,36 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 /** @param {string} head */
 const headRank = (head) => (HEADS.includes(head) ? HEADS.indexOf(head) : HEADS.length);
 
+/** @typedef {{label: string, class: string | null, cell: (own: Decision, names: string[], top: number) => any, has?: (own: Decision) => boolean}} Column */
+/** Columns of the table; those that no decision `has` are left out. @type {Column[]} */
+const COLUMNS = [
+  { label: "Action", class: null, cell: (own) => [opMark(own.op), h("span", { class: "action" }, actionText(own))] },
+  { label: "Prob.", class: "number", cell: (own) => chance(jointProbability(own)), has: (own) => jointProbability(own) !== null },
+  { label: "Legal", class: "number roomy", cell: (own) => whole(own.legal_ops?.length), has: (own) => Boolean(own.legal_ops?.length) },
+  { label: "Accuracy", class: "number roomy", cell: (own) => metric(own.val_accuracy), has: (own) => known(own.val_accuracy) },
+  { label: "Reward", class: "number", cell: (own) => signed(own.reward, 2), has: (own) => known(own.reward) },
+  { label: "Made of", class: "bar-cell", cell: (own, names, top) => rewardBar(own.reward_terms ?? {}, names, top), has: (own) => barSize(own.reward_terms) > 0 },
+];
+
 /** Everything about one decision. @param {Host} host @param {number} t */
 export function decisionDetail(host, t) {
   const own = host.decisions[t];
   if (!own) return h("p", { class: "soft" }, "No decision was taken here.");
   const names = termNames([host]);
   const heads = Object.entries(own.probabilities ?? {}).filter(([, p]) => known(p)).sort(([a], [b]) => headRank(a) - headRank(b));
+  const terms = own.reward_terms ?? {};
   return h(
     "div",
     { class: "decision" },
     h("h3", {}, `Decision ${whole(own.decision)} `, opMark(own.op), h("span", { class: "action" }, actionText(own))),
     h("div", { class: "decision-parts" }, [
-      h("div", {}, h("h4", {}, "Probability"), probabilities(heads, jointProbability(own))),
+      heads.length ? h("div", {}, h("h4", {}, "Probability"), probabilities(heads, jointProbability(own))) : null,
       h("div", {}, [
-        h("h4", {}, "Legal operations"),
-        legal(own),
+        own.legal_ops?.length ? [h("h4", {}, "Legal operations"), legal(own)] : null,
         h("h4", {}, "Host"),
-        h("p", { class: "pairs" }, pair("value", signed(own.value, 3)), pair("accuracy", percent(own.val_accuracy, 1)), pair("loss", short(own.val_loss))),
+        h("p", { class: "pairs" }, pair("value", signed(own.value, 3)), pair("accuracy", metric(own.val_accuracy)), pair("loss", short(own.val_loss))),
       ]),
-      h("div", {}, [
-        h("h4", {}, "Reward ", h("b", {}, signed(own.reward, 3))),
-        rewardBar(own.reward_terms ?? {}, names, barSize(own.reward_terms) || 1),
-        rewardNumbers(own.reward_terms ?? {}, names),
-      ]),
+      known(own.reward) ? h("div", {}, h("h4", {}, "Reward ", h("b", {}, signed(own.reward, 3))), rewardBar(terms, names, barSize(terms) || 1), rewardNumbers(terms, names)) : null,
     ]),
   );
 }
@@ -52,21 +59,19 @@ export function decisionTable(host, selected, pick) {
   const top = Math.max(1e-9, ...host.decisions.map((own) => barSize(own.reward_terms)));
   const from = Math.max(0, Math.min(selected - ROWS / 2, host.decisions.length - ROWS));
   const shown = host.decisions.slice(from, from + ROWS);
-  const rows = shown.map((own, i) => ({ own, t: from + i })).map(({ own, t }) =>
-    h(
+  const columns = COLUMNS.filter(({ has }) => !has || host.decisions.some(has));
+  const rows = shown.map((own, i) => {
+    const t = from + i;
+    const pressed = t === selected ? "true" : "false";
+    const button = h("button", { type: "button", class: "plain", "data-key": `decision-${t}`, "aria-pressed": pressed, "aria-label": `Decision ${own.decision}` }, whole(own.decision));
+    return h(
       "tr",
       { "data-selected": t === selected ? "" : null, onclick: () => pick(t) },
-      h("td", { class: "number" }, h("button", { type: "button", class: "plain", "data-key": `decision-${t}`, "aria-pressed": t === selected ? "true" : "false", "aria-label": `Decision ${own.decision}` }, whole(own.decision))),
-      h("td", {}, opMark(own.op), h("span", { class: "action" }, actionText(own))),
-      h("td", { class: "number" }, chance(jointProbability(own))),
-      h("td", { class: "number roomy" }, whole(own.legal_ops?.length)),
-      h("td", { class: "number roomy" }, percent(own.val_accuracy, 1)),
-      h("td", { class: "number" }, signed(own.reward, 2)),
-      h("td", { class: "bar-cell" }, rewardBar(own.reward_terms ?? {}, names, top)),
-    ),
-  );
+      h("td", { class: "number" }, button),
+      columns.map(({ cell, class: name }) => h("td", { class: name }, cell(own, names, top))),
+    );
+  });
   const part = shown.length < host.decisions.length ? h("p", { class: "soft" }, `${whole(shown.length)} of ${whole(host.decisions.length)} decisions, around the selected one`) : null;
-  const heads = [["#", "number"], ["Action", ""], ["Prob.", "number"], ["Legal", "number roomy"], ["Accuracy", "number roomy"], ["Reward", "number"], ["Made of", "bar-cell"]];
   return h(
     "div",
     { class: "wide tall", "data-scroll": "decisions", tabindex: 0, role: "group", "aria-label": `Decisions of host ${host.id}` },
@@ -74,7 +79,7 @@ export function decisionTable(host, selected, pick) {
       "table",
       { class: "decisions" },
       h("caption", { class: "hidden" }, `Decisions of host ${host.id}`),
-      h("thead", {}, h("tr", {}, heads.map(([text, name]) => h("th", { scope: "col", class: name || null }, text)))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "number" }, "#"), columns.map(({ label, class: name }) => h("th", { scope: "col", class: name }, label)))),
       h("tbody", {}, rows),
     ),
     part,
@@ -97,7 +102,6 @@ function actionText(own) {
 
 /** @param {[string, any][]} heads @param {number | null} joint */
 function probabilities(heads, joint) {
-  if (!heads.length) return h("p", { class: "soft" }, "Not recorded: a rule decided.");
   return h(
     "ul",
     { class: "probabilities" },
@@ -108,10 +112,8 @@ function probabilities(heads, joint) {
 
 /** @param {Decision} own */
 function legal(own) {
-  const ops = own.legal_ops ?? [];
-  if (!ops.length) return h("p", { class: "soft" }, "Not recorded.");
-  return h("ul", { class: "chips" }, ops.map((op) => h("li", { "data-chosen": op === own.op ? "" : null }, opMark(op), op === own.op ? " chosen" : "")));
+  return h("ul", { class: "chips" }, own.legal_ops.map((op) => h("li", { "data-chosen": op === own.op ? "" : null }, opMark(op), op === own.op ? " chosen" : "")));
 }
 
 /** @param {string} label @param {string} value */
-const pair = (label, value) => h("span", {}, `${label} `, h("b", {}, value ?? NONE));
+const pair = (label, value) => (value === NONE ? null : h("span", {}, `${label} `, h("b", {}, value)));

@@ -44,10 +44,14 @@ export function lanesOf(host, scale, { selected = null, pick } = {}) {
       slotLane(host, slot, scale, selected),
       h("span", { class: "lane-value" }, contribution(host, slot, selected)),
     ]),
-    h("span", { class: "lane-name soft" }, "reward"),
-    rewardLane(host, scale, selected),
-    h("span", { class: "lane-value soft" }, selected === null ? "" : signed(host.decisions[selected]?.reward, 2)),
+    host.decisions.some((own) => known(own.reward)) ? rewards(host, scale, selected) : null,
   );
+}
+
+/** @param {Host} host @param {Scale} scale @param {number | null} selected */
+function rewards(host, scale, selected) {
+  const value = selected === null ? "" : signed(host.decisions[selected]?.reward, 2);
+  return [h("span", { class: "lane-name soft" }, "reward"), rewardLane(host, scale, selected), h("span", { class: "lane-value soft" }, value)];
 }
 
 /** @param {Host} host @param {Slot} slot @param {number | null} selected */

@@ -33,7 +33,7 @@ export function comparisonPanel(runs) {
     ["status", ...runs.map((run) => run.now?.status ?? "loading")],
     ...(found ?? []).map(({ name, values }) => [h("code", {}, name), ...values.map((value) => h("code", {}, setting(value)))]),
   ];
-  const said = found === null ? "Loading…" : found.length ? `They differ in ${found.length} settings:` : "All settings are the same.";
+  const said = found === null ? "Loading…" : found.length ? `They differ in ${plural(found.length, "setting")}.` : "All settings are the same.";
   return h("section", { class: "panel", "aria-labelledby": "differences" }, h("h2", { id: "differences" }, "Runs compared"), h("p", { class: "soft" }, said), table({ caption: "Settings that differ", head: /** @type {any[]} */ (head), rows, class: "differences" }));
 }
 

@@ -58,6 +58,9 @@ export function percent(value, digits = 0) {
   return known(value) ? `${fixed(100 * value, digits)} %` : NONE;
 }
 
+/** A metric: a share in percent, anything else as it is. @param {number | null | undefined} value */
+export const metric = (value) => (known(value) && value >= 0 && value <= 1 ? percent(value, 1) : short(value));
+
 /** A probability in percent; small ones keep a digit. @param {number | null | undefined} value */
 export function chance(value) {
   if (!known(value)) return NONE;

@@ -41,10 +41,14 @@ function lightHead(light) {
   );
 }
 
-/** Where an entry of the story leads to. @param {string} id @param {import("./run_store.js").Entry} entry */
-export function entryTarget(id, entry) {
+/**
+ * Where an entry of the story leads to. A user's own training is one host over all of its decisions.
+ * @param {import("./run_store.js").RunStore} store @param {import("./run_store.js").Entry} entry
+ */
+export function entryTarget({ id, now }, entry) {
   if (entry.host && known(entry.update)) {
-    return runAddress(id, "growth", { update: entry.update, host: entry.host, decision: entry.decision });
+    const update = now.kind === "growth" ? null : entry.update;
+    return runAddress(id, "growth", { update, host: entry.host, decision: entry.decision });
   }
   return ["anomaly", "update", "plateau"].includes(entry.kind) ? runAddress(id, "learning") : null;
 }
@@ -55,13 +59,13 @@ export function severityMark(entry) {
   return h("span", { class: "severity", "data-severity": entry.severity }, h("span", { "aria-hidden": "true" }, sign), h("span", { class: "hidden" }, label));
 }
 
-/** A short list of entries, newest first. @param {string} id @param {import("./run_store.js").Entry[]} entries */
-export function entryList(id, entries) {
+/** A short list of entries, newest first. @param {import("./run_store.js").RunStore} store @param {import("./run_store.js").Entry[]} entries */
+export function entryList(store, entries) {
   return h(
     "ol",
     { class: "entries" },
     entries.map((entry) => {
-      const target = entryTarget(id, entry);
+      const target = entryTarget(store, entry);
       const text = target ? h("a", { href: target }, entry.text) : h("span", {}, entry.text);
       const when = known(entry.time) ? moment(entry.time) : known(entry.update) ? `update ${whole(entry.update)}` : NONE;
       return h("li", {}, severityMark(entry), h("span", { class: "when" }, when), text);

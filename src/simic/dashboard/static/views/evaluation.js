@@ -12,13 +12,10 @@ const ROW = 26;
 /** @typedef {{mean: number, low?: number, high?: number, probability?: number}} Estimate */
 
 /** @param {import("../app.js").Context} context @returns {import("../app.js").View} */
-export function evaluationView({ route, connected, named }) {
+export function evaluationView({ route, connected }) {
   const element = h("div", { class: "evaluation" }, h("p", { class: "notice" }, "Loading…"));
   ask(`evaluation/${encodeURIComponent(route.id)}`).then(
-    (found) => {
-      named(found.name);
-      replace(element, content(found));
-    },
+    (found) => replace(element, content(found)),
     (error) => connected({ state: "refused", text: error.message }),
   );
   return { element };

@@ -5,7 +5,7 @@
 import { runAddress, wholeParameter } from "../lib/address.js";
 import { askRun } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
-import { fixed, known, percent, plural, short, whole } from "../lib/format.js";
+import { fixed, known, metric, plural, short, whole } from "../lib/format.js";
 import { decisionDetail, decisionTable } from "../growth/decisions.js";
 import { drawGarden, gardenLegend } from "../growth/garden.js";
 import { commonScale, lanesOf } from "../growth/lanes.js";
@@ -28,7 +28,8 @@ export function growthView({ store, route: first, go }) {
   const garden = h("div", { class: "garden" });
   const detail = h("section", { class: "detail", "aria-label": "Selected host", tabindex: -1 });
   const heading = h("div", { class: "heading" }, h("h1", {}, "Growth"), about, steps);
-  const element = h("div", { class: "growth" }, heading, gardenLegend(), h("div", { class: "growth-columns" }, garden, detail));
+  const columns = h("div", { class: "growth-columns" }, garden, detail);
+  const element = h("div", { class: "growth" }, heading, gardenLegend(), columns);
 
   const wanted = () => wholeParameter(route.query, "update");
   const shown = () => (wanted() === null || store.growth?.update === wanted() ? store.growth : past?.update === wanted() ? past : null);
@@ -56,6 +57,7 @@ export function growthView({ store, route: first, go }) {
     drawSteps(growth);
     const hosts = /** @type {Host[]} */ (growth?.hosts ?? []);
     about.textContent = growth ? summary(growth, hosts) : wanted() === null ? "" : "Loading…";
+    columns.classList.toggle("single", hosts.length === 1);
     if (!hosts.length) {
       planted = [];
       replace(garden, h("p", { class: "notice" }, growth || wanted() === null ? nothing(store.now, wanted()) : "Loading…"));
@@ -84,7 +86,7 @@ export function growthView({ store, route: first, go }) {
     replace(
       detail,
       h("h2", {}, `Host ${host.id} `, h("span", { class: "soft" }, host.task)),
-      h("p", { class: "soft" }, `Score ${fixed(host.score, 2)}, metric ${percent(host.metric, 1)}${grown}${host.rolled_back ? "; rolled back" : ""}`),
+      h("p", { class: "soft" }, `${known(host.score) ? `Score ${fixed(host.score, 2)}, ` : ""}metric ${metric(host.metric)}${grown}${host.rolled_back ? "; rolled back" : ""}`),
       network(host, t, detail.clientWidth - 34),
       h("div", { class: "scrub" }, button, range, h("output", {}, `after decision ${whole(host.decisions[t]?.decision)} of ${whole(host.decisions.length)}`)),
       lanesOf(host, commonScale(hosts), { selected: t, pick }),
@@ -114,7 +116,7 @@ export function growthView({ store, route: first, go }) {
   function drawSteps(growth) {
     const newest = store.growth?.update;
     const update = growth?.update ?? wanted();
-    if (!known(newest) || !known(update)) return replace(steps);
+    if (!known(newest) || !known(update) || store.now.kind === "growth") return replace(steps);
     const link = (/** @type {string} */ text, /** @type {number} */ target, /** @type {string} */ label) =>
       target < 0 || target > newest
         ? h("span", { class: "step off", "aria-hidden": "true" }, text)
@@ -161,6 +163,7 @@ export function growthView({ store, route: first, go }) {
 
 /** @param {any} growth @param {Host[]} hosts */
 function summary(growth, hosts) {
+  if (hosts.length === 1) return plural(hosts[0].decisions.length, "decision");
   const groups = new Set(hosts.map((host) => host.group)).size;
   const many = groups > 1 ? ` in ${plural(groups, "group")}` : "";
   return hosts.length ? `${plural(hosts.length, "traced host")}${many} of update ${whole(growth.update)}` : "";

@@ -41,7 +41,7 @@ export function learningView({ store, route: first, go }) {
     frame = 0;
     if (!store.now) return;
     const runs = stores().map((own) => ({ id: own.id, name: own.id, rows: own.rows, anomalies: own.anomalies }));
-    about.textContent = store.rows.length ? `${plural(store.rows.length, "update")} of ${store.now.name}` : "No update is complete yet.";
+    about.textContent = store.rows.length ? `${plural(store.rows.length, store.now.kind === "growth" ? "decision" : "update")} of ${store.now.name}` : "No update is complete yet.";
     replace(compared, comparisonPanel(stores()));
     replace(anomalies, anomalyList(store));
     drawTools(runs);

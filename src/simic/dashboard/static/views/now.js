@@ -11,6 +11,7 @@ import { scoreStrip } from "../learning/score_strip.js";
 import { statusPill } from "./runs.js";
 
 const LAST_ENTRIES = 8;
+const OWN_METRICS = 4;
 /** In the order in which they happen. */
 const PHASES = ["rollout", "statistics", "update", "record", "checkpoint"];
 const SEVERITY_ORDER = { bad: 0, warn: 1, ok: 2, unknown: 3 };
@@ -26,16 +27,18 @@ export function nowView({ store }) {
   const story = h("div", {});
   const settings = h("div", {});
   const verdict = h("p", { class: "soft" });
+  const scorePanel = h("section", { class: "panel", "aria-labelledby": "t-score" }, h("h2", { id: "t-score" }, "Score"), score);
+  const healthPanel = h("section", { class: "panel span", "aria-labelledby": "t-health" }, h("h2", { id: "t-health" }, "Health"), verdict, lights);
   const element = h(
     "div",
     { class: "now" },
     head,
     facts,
     h("div", { class: "columns" }, [
-      h("section", { class: "panel", "aria-labelledby": "t-score" }, h("h2", { id: "t-score" }, "Score"), score),
+      scorePanel,
       h("section", { class: "panel", "aria-labelledby": "t-phases" }, h("h2", { id: "t-phases" }, "Time of the last update"), phases, machine),
       h("section", { class: "panel", "aria-labelledby": "t-story" }, h("h2", { id: "t-story" }, "Latest"), story),
-      h("section", { class: "panel span", "aria-labelledby": "t-health" }, h("h2", { id: "t-health" }, "Health"), verdict, lights),
+      healthPanel,
     ]),
     settings,
   );
@@ -44,7 +47,9 @@ export function nowView({ store }) {
   function draw() {
     const now = store.now;
     replace(head, headline(now));
-    replace(facts, factList(now));
+    replace(facts, factList(now, store.rows));
+    scorePanel.hidden = now.kind === "growth";
+    healthPanel.hidden = !now.lights?.length;
     replace(score, scoreStrip(now, store.rows));
     const order = [...(now.lights ?? [])].sort((a, b) => rank(a) - rank(b));
     verdict.textContent = health(order);
@@ -53,13 +58,13 @@ export function nowView({ store }) {
     replace(machine, machineFacts(now));
     const last = store.entries.slice(-LAST_ENTRIES).reverse();
     const more = h("p", {}, h("a", { href: runAddress(store.id, "story"), "data-key": "story" }, "The whole story"));
-    replace(story, last.length ? entryList(store.id, last) : h("p", { class: "soft" }, "Nothing has happened yet."), more);
+    replace(story, last.length ? entryList(store, last) : h("p", { class: "soft" }, "Nothing has happened yet."), more);
     const text = JSON.stringify([now.config, now.command, now.versions]);
     if (text !== shownSettings) replace(settings, settingsOf(now));
     shownSettings = text;
   }
 
-  const timer = setInterval(() => store.now && replace(facts, factList(store.now)), 1000);
+  const timer = setInterval(() => store.now && replace(facts, factList(store.now, store.rows)), 1000);
   return { element, update: draw, destroy: () => clearInterval(timer) };
 }
 
@@ -70,23 +75,29 @@ function headline(now) {
   return [h("h1", {}, now.name), statusPill(now.status), h("p", { class: "soft" }, kind), reason];
 }
 
-/** @param {any} now */
-function factList(now) {
+/** @param {any} now @param {import("../lib/run_store.js").Row[]} rows */
+function factList(now, rows) {
   const total = known(now.updates) && now.updates > 0;
   const done = known(now.update) ? now.update : 0;
   const bar = total ? h("progress", { max: now.updates, value: Math.min(done, now.updates), "aria-label": "Updates done" }) : null;
   const running = now.status === "running";
+  const own = now.kind === "growth";
   const end = running ? Date.now() / 1000 : now.last_event;
   const took = known(now.started) && known(end) ? end - now.started : null;
   return [
-    fact("Updates", [whole(now.update), total ? h("span", { class: "soft" }, ` of ${whole(now.updates)}`) : null], bar),
-    fact("Score", fixed(now.score, 2), "points, mean of hosts"),
-    fact("Over twins", signed(now.gain, 2), "hosts that never grow"),
+    fact(own ? "Decisions" : "Updates", [whole(now.update), total ? h("span", { class: "soft" }, ` of ${whole(now.updates)}`) : null], bar),
+    own ? ownFacts(rows) : [fact("Score", fixed(now.score, 2), "points, mean of hosts"), fact("Over twins", signed(now.gain, 2), "hosts that never grow")],
     running ? fact("Time left", duration(now.eta_seconds), "estimate") : fact("Took", duration(took), `ended ${ago(now.last_event)}`),
-    fact("Decisions", known(now.decisions_per_second) ? [short(now.decisions_per_second), h("span", { class: "soft" }, " / s")] : NONE, "over all hosts"),
+    fact("Speed", known(now.decisions_per_second) ? [short(now.decisions_per_second), h("span", { class: "soft" }, " / s")] : NONE, "decisions of all hosts"),
     running ? fact("Running", duration(took), `since ${moment(now.started)}`) : fact("Started", moment(now.started), ago(now.started)),
     running ? fact("Last event", ago(now.last_event), moment(now.last_event)) : null,
   ];
+}
+
+/** The newest metrics of a user's own training. @param {import("../lib/run_store.js").Row[]} rows */
+function ownFacts(rows) {
+  const metrics = Object.entries(rows[rows.length - 1]?.metrics ?? {}).filter(([, value]) => known(value));
+  return metrics.slice(0, OWN_METRICS).map(([name, value]) => fact(words(name), short(value), "newest"));
 }
 
 /** @param {string} name */

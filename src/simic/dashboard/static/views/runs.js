@@ -140,7 +140,7 @@ function progressCell(run) {
   if (!known(run.update)) return NONE;
   if (!known(run.updates) || run.updates <= 0) return whole(run.update);
   const bar = h("progress", { max: run.updates, value: Math.min(run.update, run.updates), "aria-label": `Updates of ${run.id}` });
-  return [bar, ` ${whole(run.update)} / ${whole(run.updates)}`];
+  return [bar, h("span", { class: "amount" }, `${whole(run.update)} / ${whole(run.updates)}`)];
 }
 
 /** @param {any} run */

@@ -70,7 +70,7 @@ export function storyView({ store, route: first, go }) {
 
   /** @param {Entry} entry */
   function line(entry) {
-    const target = entryTarget(store.id, entry);
+    const target = entryTarget(store, entry);
     const text = target ? h("a", { href: target, "data-key": `entry-${entry.index}` }, entry.text) : entry.text;
     const host = entry.host ? h("a", { href: runAddress(store.id, "story", { ...chosen(), host: entry.host }), "data-key": `host-${entry.index}` }, entry.host) : "";
     return h(
