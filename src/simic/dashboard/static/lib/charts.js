@@ -184,9 +184,10 @@ function drawMarks(u, data) {
   const unit = devicePixelRatio;
   ctx.save();
   ctx.strokeStyle = ctx.fillStyle = colourOf("--bad");
+  ctx.lineWidth = 1;
   ctx.setLineDash([3 * unit, 3 * unit]);
   for (const update of new Set((data.marks ?? []).map((mark) => mark.update))) {
-    const x = Math.round(u.valToPos(update, "x", true));
+    const x = Math.round(u.valToPos(update, "x", true)) + 0.5; // on a pixel, not between two
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
