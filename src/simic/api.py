@@ -83,7 +83,7 @@ def train(
 
     Without `out` everything stays in memory. With it, `out` becomes a run directory with settings, events,
     checkpoints and the controller; `resume=True` continues from its last checkpoint, if it has one. `init` is a saved
-    controller to start from. `profile` is a directory for a trace of one update.
+    controller to start from. `profile` is a directory for traces of one update and of a rollout for it.
 
     `on_update(updates, metrics)` is called after every update, in imitation and IQL after every report. If it returns
     True or raises `StopTraining`, the run ends with the state of that update; any other exception is passed on.

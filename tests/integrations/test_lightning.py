@@ -35,6 +35,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from simic import Action, GrowableModel, HeuristicController, LifecycleConfig, ScriptedController, Stage
+from simic.dashboard.run_view import RunWatcher
 from simic.integrations.lightning import GrowthCallback, count_validations
 from simic.integrations.lightning_validation import run_validation
 from simic.scheduler.parameter_groups import SLOT_KEY
@@ -398,6 +399,20 @@ def test_growth_is_logged(tmp_path):
 def test_logging_can_be_left_to_the_user(tmp_path):
     trainer = fit(tmp_path, LitNet(), scripted(log=False), max_epochs=2)
     assert not [name for name in trainer.callback_metrics if name.startswith("growth/")]
+
+
+def test_growth_is_a_run_to_watch(tmp_path):
+    fit(tmp_path, LitNet(), scripted(log_directory=tmp_path / "run"), max_epochs=3)
+    watcher = RunWatcher(tmp_path / "run")
+    watcher.refresh()
+    view = watcher.view()
+    decisions = view["growth"]["hosts"][0]["decisions"]
+    assert (view["now"]["kind"], len(decisions)) == ("growth", view["now"]["update"])
+    assert [row["metrics"]["val_loss"] for row in view["learning"]["rows"]] == [own["val_loss"] for own in decisions]
+    with pytest.raises(
+        TypeError, match="log is True or False, got 'run'; a directory for simic watch is log_directory"
+    ):
+        scripted(log="run")
 
 
 def test_learning_rates_of_seeds_follow_the_schedule_and_are_monitored(tmp_path):

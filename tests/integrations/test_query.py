@@ -86,6 +86,11 @@ def test_the_tables_agree_with_the_events(run, capsys):
     assert ask(capsys, run, "select count(*) as n, count(distinct kind) as k from events")[0]["n"] == total
 
 
+def test_a_pivot_compares_what_it_names(run, capsys):
+    pivot = "pivot timings on phase in ('rollout', 'update') using count(*) group by run"
+    assert ask(capsys, run, pivot) == [{"run": "recorded", "rollout": 2, "update": 2}]
+
+
 def test_frames_are_the_same_tables(run):
     tables = simic.read_tables(run)
     events = tiny_run.told(run, Update)
@@ -95,6 +100,7 @@ def test_frames_are_the_same_tables(run):
     assert all("wait" in legal for legal in tables["decisions"]["legal_ops"])
     first = tables["events"].to_dict("records")[0]
     assert json.loads(first["fields"])["kind"] == first["kind"]
+    assert tables["run_started"]["resumed_from"].isna().all()  # not the text "None"
     assert tables.damaged == {"recorded": 0}
 
 
@@ -122,6 +128,7 @@ def test_several_runs_have_names_and_a_directory_stands_for_its_runs(run, tmp_pa
         ("install httpfs", "one statement that only reads"),
         ("attach 'x.db' as x", "one statement that only reads"),
         ("copy events to 'events.csv'", "one statement that only reads"),
+        ("pivot timings on phase using sum(seconds)", "PIVOT must name its values"),
         ("-- nothing", "one statement that only reads"),
         ("select * from read_text('FILE')", "disabled by configuration"),
         ("select * from 'FILE'", "disabled by configuration"),

@@ -50,7 +50,7 @@ def newest_run(path: Path) -> Path:
         raise FileNotFoundError(f"there is no run {path}; `simic runs` lists runs")
     if any(file.is_file() for file in (own.process, own.events, own.lock_file)):
         return path
-    runs = [entry for entry in run_list(path) if entry["kind"] != "evaluation"]
+    runs = run_list(path)
     if not runs:
         raise ValueError(f"{path} holds no events: it is neither a run nor a directory of runs")
     return path / runs[0]["id"]

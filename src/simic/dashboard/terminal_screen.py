@@ -43,6 +43,8 @@ BARS = ("━─", "#.")
 """With Unicode and without."""
 MAX_STORY, MAX_ROWS = 500, 24
 """Entries that are kept, more than any terminal has lines, and updates whose scores are drawn."""
+SNAPSHOT_STORY = 40
+"""Entries that are shown where there is no terminal to fill."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ def draw(
     foot = [Text(keys, style="dim")] if keys else []
     rest = 10_000 if height is None else max(height - len(top) - len(foot), 0)
     garden = list(_garden(picture, width, selected))
-    story = [_entry(entry) for entry in list(picture.entries.values())[-(rest if height else 12) :]]
+    story = [_entry(entry) for entry in list(picture.entries.values())[-(rest if height else SNAPSHOT_STORY) :]]
     # The garden has the larger share, unless it needs less; what it leaves is the story's.
     room = min(len(garden), max(rest - min(len(story) + 1, rest // 3), 0)) if height else len(garden)
     lines = [*top, *garden[:room]]

@@ -63,7 +63,8 @@ class GrowthCallback(Callback):
     default of "val_accuracy". To measure a seed's contribution, the validation is run again without it, on at most
     `max_batches` batches of every dataloader. Where several optimizers train the submodule, `optimizer` is the index of
     the one that trains seeds too. `horizon` follows from the trainer's limits by default. With `log`, the number of
-    parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/....
+    parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/.... A `log_directory` is
+    the `log` of GrowthScheduler: a run that `simic watch` shows.
 
     Other settings are passed on: `slots` and `lifecycle` to `GrowableModel`, `controller` and `governor` to
     `GrowthScheduler`, `rng_seed` to both, and every further keyword to the one that has it.
@@ -85,8 +86,11 @@ class GrowthCallback(Callback):
         horizon: int | None = None,
         rng_seed: int = 0,
         log: bool = True,
+        log_directory: str | Path | None = None,
         **settings: Any,
     ) -> None:
+        if not isinstance(log, bool):
+            raise TypeError(f"log is True or False, got {log!r}; a directory for simic watch is log_directory")
         mode = mode or ("max" if monitor == "val_accuracy" else "min")
         check_metric(monitor, mode)
         if max_batches is not None and max_batches < 1:
@@ -96,7 +100,7 @@ class GrowthCallback(Callback):
         self._is_loss = mode == "min" and "loss" in monitor.lower()
         self.optimizer, self.horizon, self.log_growth = optimizer, horizon, log
         self._model_settings, self._scheduler_settings = split_settings(
-            "GrowthCallback", settings | {"rng_seed": rng_seed}
+            "GrowthCallback", settings | {"rng_seed": rng_seed, "log": log_directory}
         )
         self._name = ""  # of the growing submodule
         self._model: GrowableModel | None = None

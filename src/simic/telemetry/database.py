@@ -70,7 +70,9 @@ class Database:
     def _ask(self, statement: str) -> Answer:
         parsed = self._connection.extract_statements(statement)
         if len(parsed) != 1 or parsed[0].type.name not in READS:
-            raise QueryError(f"a query is one statement that only reads: {', '.join(WORDS)}")
+            # Without its values DuckDB makes several statements of a pivot, of which one creates a type.
+            hint = "; PIVOT must name its values: ON run IN ('a', 'b')" if "pivot" in statement.lower() else ""
+            raise QueryError(f"a query is one statement that only reads: {', '.join(WORDS)}{hint}")
         answer = self._connection.sql(parsed[0])
         names, types = tuple(answer.columns), [str(kind) for kind in answer.types]
         for name, kind in zip(names, types, strict=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DTYPES = {
     **{"BIGINT": "Int64", "DOUBLE": "float64", "BOOLEAN": "boolean", "TIMESTAMP": "datetime64[us]"},
-    **{"VARCHAR": "str", "JSON": "str"},
+    **{"VARCHAR": "string", "JSON": "string"},
 }
 """Types of pandas by those of SQL; columns of other types hold lists and dicts."""
 
