@@ -40,7 +40,7 @@ def germination(slot="block1", **fields):
 def test_a_run_under_way_fills_every_view(server, directory, open_page):
     with training(directory / "under_way", "--updates=5000"):
         page = open_page(server)
-        page.click("text=under_way")
+        page.click("text=under_way", timeout=60_000)
         page.wait_for_selector(".pill[data-status=running]")
         updates = page.locator(".fact:has(dt:text-is('Updates')) dd")
         first = wait_for(lambda: count(updates) >= 1 and count(updates))
