@@ -19,7 +19,7 @@ from simic.telemetry.events import (
     Update,
     to_json,
 )
-from simic.telemetry.series import rounded
+from simic.telemetry.series import Series, rounded
 
 GROUPS, HOSTS, TRACED, CHANGES, DECISIONS = 4, 32, 4, 5, 24
 """Of an update: groups, hosts of each, how many are traced; stage changes and decisions of a host."""
@@ -76,7 +76,7 @@ def _outcome(rng: np.random.Generator, update: int, group: int, env: int) -> Eve
 
 
 def _change(rng: np.random.Generator, update: int, group: int, env: int, number: int) -> Event:
-    readiness = dict(zip(("age", "alpha", "contribution", "gradient_norm"), rng.random(4).tolist(), strict=True))
+    readiness = {name: float(rng.random()) for name in ("age", "alpha", "contribution", "gradient_norm")}
     return LifecycleChange(
         update=update,
         group=group,
@@ -93,7 +93,14 @@ def _change(rng: np.random.Generator, update: int, group: int, env: int, number:
 
 def _trace(rng: np.random.Generator, update: int, group: int, env: int) -> Event:
     numbers = {name: rounded(rng.random(DECISIONS)) for name in ("value", "reward", "val_loss", "val_accuracy")}
-    states = DECISIONS + 1
+    waits: dict[str, Series] = {"action": ["wait"] * DECISIONS, "legal_ops": ["wait germinate"] * DECISIONS}
+    states = range(DECISIONS + 1)
+    slot: dict[str, Series] = {
+        "stage": ["training" if state > 20 else "dormant" for state in states],
+        "alpha": [0.0 for _ in states],
+        "contribution": [None for _ in states],
+        "blueprint": ["mlp" if state > 20 else "" for state in states],
+    }
     return EpisodeTrace(
         update=update,
         group=group,
@@ -105,15 +112,8 @@ def _trace(rng: np.random.Generator, update: int, group: int, env: int) -> Event
         parameters=400,
         segments=(("stem", 320), ("head", 51)),
         seed_parameters=(("stem", 29),),
-        slots={
-            "stem": {
-                "stage": ["dormant"] * (states - 5) + ["training"] * 5,
-                "alpha": [0.0] * states,
-                "contribution": [None] * states,
-                "blueprint": [""] * (states - 5) + ["mlp"] * 5,
-            }
-        },
-        steps={"action": ["wait"] * DECISIONS, "legal_ops": ["wait germinate"] * DECISIONS} | numbers,
+        slots={"stem": slot},
+        steps=waits | numbers,
         probabilities={"op": rounded(rng.random(DECISIONS))},
         reward_terms={"score": rounded(rng.random(DECISIONS))},
     )

@@ -14,6 +14,7 @@ from simic.telemetry.events import (
     GrowthDecision,
     PhaseTimings,
     Plateau,
+    ProcessEvent,
     RunFinished,
     RunStarted,
     Unknown,
@@ -77,8 +78,10 @@ def test_folding_in_two_parts_gives_the_same_state(tmp_path):
 
 def test_the_order_between_the_files_does_not_matter(tmp_path):
     events = list(read_events(write_run(tmp_path / "run")))
-    process = [event for event in events if event.file == "process.jsonl"]
-    others = [event for event in events if event.file == "events.jsonl"]
+    process = [event for event in events if isinstance(event, ProcessEvent)]
+    others = [event for event in events if not isinstance(event, ProcessEvent)]
+    assert process
+    assert others
     assert str(fold(process + others)) == str(fold(others + process))
 
 
@@ -114,7 +117,7 @@ def test_long_runs_are_thinned_out_and_keep_their_seeds(monkeypatch):
 
 
 def test_every_table_is_bounded(monkeypatch):
-    for name in ("MAX_NAMES", "MAX_TIMES"):
+    for name in ("MAX_NAMES", "MAX_TIMES", "MAX_EPISODES", "MAX_TRACES"):
         monkeypatch.setattr(state, name, 3)
     many = range(20)
     events = [change(f"blueprint {i}", "dormant", "training", "germinate") for i in many]
@@ -122,7 +125,10 @@ def test_every_table_is_bounded(monkeypatch):
     events += [Anomaly(update=0, name=f"anomaly {i}", value=1.0, threshold=0.5) for i in range(300)]
     events += [PhaseTimings(update=i, seconds={f"phase {i}": 1.0}, time=1.0) for i in many]
     events += [WorkerFault(update=0, worker=1, group=0, error="e", time=1.0) for _ in range(300)]
+    events += [outcome(1.0, update=1) for _ in many] + [trace(1, env) for env in many]
     found = fold(events)
+    assert found.episodes is not None
+    assert len(found.episodes.score) == len(found.traces) == 3
     assert len(found.rows[0].seeds) == 4  # with "other"
     assert found.rows[0].seeds["other"][0] == 17
     assert len(found.rows[0].metrics or ()) == 3

@@ -205,6 +205,14 @@ def test_how_the_process_ended_is_noted(tmp_path, ending, reason):
     assert view(tmp_path / "own")["now"]["status"] == ending
 
 
+def test_of_many_slots_some_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth_log, "MAX_SLOTS", 0)
+    train(make(tmp_path / "own"), 2)
+    (started,) = read_events(tmp_path / "own", [RunStarted])
+    assert (started.config["slots"], started.config["segments"]) == ([], [])
+    assert [event.slots for event in read_events(tmp_path / "own", [GrowthDecision])] == [{}, {}]
+
+
 def test_the_files_hold_plain_json(tmp_path):
     train(make(tmp_path / "own"), 3)
     for name in ("events.jsonl", "process.jsonl"):

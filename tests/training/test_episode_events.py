@@ -34,8 +34,8 @@ from simic.training.episode_events import (
 D, G, T, B, H, F, P, E, R = Stage
 
 
-def stages(*rows: Sequence[int]) -> np.ndarray:
-    """The stages (or blueprints) of one host's slots over time: (T + 1, 1, S)."""
+def stages(*rows: Sequence[float]) -> np.ndarray:
+    """The stages (or blueprints and numbers) of one host's slots over time: (T + 1, 1, S)."""
     return np.array(rows)[:, None]
 
 
@@ -357,6 +357,13 @@ def test_some_hosts_are_traced_at_level_normal_and_the_others_at_debug():
     decisions = list(decision_events(record, 0, 0))
     assert [event for event in debug_events(record, 0, 0) if isinstance(event, DecisionMade)] == decisions
     assert len(list(trace_events(tiny_run.make_record(steps=1, hosts=1), 0, 0))) == 1
+
+
+def test_an_episode_that_no_event_can_hold_is_not_traced(monkeypatch):
+    monkeypatch.setattr("simic.training.episode_events.MAX_VALUES", 32)
+    fits, too_long = tiny_run.make_record(steps=3), tiny_run.make_record(steps=4)  # 4 and 5 states of 8 heads
+    assert len(list(trace_events(fits, 0, 0))) == 1
+    assert list(trace_events(too_long, 0, 0)) == []
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from simic.dashboard.evaluation_view import evaluation_list
 from simic.dashboard.run_list import run_list
 from simic.dashboard.run_view import RunWatcher
+from simic.storage.printable import printable
 
 T = TypeVar("T")
 
@@ -193,7 +194,7 @@ class LiveDirectory:
         async with self._turn:
             if time.monotonic() - self._listed > LIST_SECONDS:
                 found = await asyncio.to_thread(_list, self.root)
-                self._listing = {"directory": str(self.root), **found}
+                self._listing = {"directory": printable(self.root.resolve()), **found}
                 self._paths = {kind: {e["id"]: _path(self.root, e["id"]) for e in found[kind]} for kind in found}
                 self._forget(name for name in self._live if name not in self._paths["runs"])
                 self._listed = time.monotonic()

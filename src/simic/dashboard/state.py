@@ -47,6 +47,8 @@ MAX_STORY = 2000
 MAX_INCIDENTS = 200
 MAX_NAMES = 200
 """Blueprints, reasons or metrics that are told apart."""
+MAX_EPISODES = 100_000
+"""Hosts of an update whose spread is measured."""
 MAX_TRACES = 256
 """Traced hosts of an update."""
 MAX_DECISIONS = 500
@@ -254,6 +256,8 @@ def _count_seed(state: RunState, event: LifecycleChange) -> None:
 def _add_episode(state: RunState, event: EpisodeOutcome) -> None:
     if state.episodes is None or state.episodes.update != event.update:
         state.episodes = Episodes(event.update, array("d"), array("d"), array("d"))
+    if len(state.episodes.score) >= MAX_EPISODES:
+        return
     state.episodes.score.append(event.score)
     state.episodes.gain.append(event.gain)
     larger, host = event.parameters, event.host_parameters

@@ -45,7 +45,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    "": "text/plain; charset=utf-8",
+    **dict.fromkeys((".md", ""), "text/plain; charset=utf-8"),
 }
 """Types of the page's files by ending: the table of the system may differ, and with nosniff a wrong type fails."""
 

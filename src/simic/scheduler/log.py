@@ -46,6 +46,8 @@ from simic.telemetry.tail import FileTail
 ALGORITHM = "growth"
 """In the place of a training algorithm: what kind of run it is."""
 PHASE = "host epoch"
+MAX_SLOTS = 500
+"""Slots that are written; views show fewer, and events must stay short."""
 _open: dict[Path, GrowthLog] = {}
 """Logs that this process is writing."""
 
@@ -154,6 +156,7 @@ class GrowthLog:
         """The slots that are not dormant."""
         model = self._model()
         assert model is not None
+        grown = [report for report in model.growth() if report.stage != Stage.DORMANT]
         return {
             report.slot: {
                 "stage": str(report.stage),
@@ -162,8 +165,7 @@ class GrowthLog:
                 "blueprint": report.blueprint or "",
                 "parameters": report.parameters,
             }
-            for report in model.growth()
-            if report.stage != Stage.DORMANT
+            for report in grown[:MAX_SLOTS]
         }
 
 
@@ -210,7 +212,7 @@ def _timings(index: int, seconds: float) -> Event:
 def _manifest(model: GrowableModel, settings: dict[str, Any], index: int) -> Event:
     host = list(model.host_parameters())
     about = {"algorithm": ALGORITHM, "task": type(model.host).__name__, "updates": settings["horizon"] or None}
-    about |= {"slots": list(model.slot_names), "segments": _segments(model, {id(p) for p in host})}
+    about |= {"slots": list(model.slot_names[:MAX_SLOTS]), "segments": _segments(model, {id(p) for p in host})}
     return RunStarted(
         update=index,
         command=tuple(sys.argv),
@@ -227,7 +229,7 @@ def _manifest(model: GrowableModel, settings: dict[str, Any], index: int) -> Eve
 def _segments(model: GrowableModel, host: set[int]) -> list[list[Any]]:
     """The submodules that have slots, and how many of the host's parameters each has."""
     modules = dict(model.host.named_modules())
-    names = [name for name in model.slot_names if name in modules]
+    names = [name for name in model.slot_names if name in modules][:MAX_SLOTS]
     return [[name, sum(p.numel() for p in modules[name].parameters() if id(p) in host)] for name in names]
 
 

@@ -20,7 +20,7 @@ from simic.telemetry.events import (
     GovernorRollback,
     LifecycleChange,
 )
-from simic.telemetry.series import Series, rounded
+from simic.telemetry.series import MAX_VALUES, Series, rounded
 
 TRACED_HOSTS = 4
 """Hosts of each group whose episodes are traced at level normal; at level debug all are."""
@@ -150,15 +150,21 @@ def decision_events(record: EpisodeRecord, update: int, group: int) -> Iterator[
 
 def trace_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
     """The whole episodes of the group's first hosts."""
-    for env in range(min(TRACED_HOSTS, len(record.score))):
+    for env in range(min(TRACED_HOSTS, len(record.score)) if _can_be_traced(record) else 0):
         yield _trace(record, update, group, env)
 
 
 def debug_events(record: EpisodeRecord, update: int, group: int) -> Iterator[Event]:
     """The episodes of the other hosts, and every decision of all of them."""
-    for env in range(TRACED_HOSTS, len(record.score)):
+    for env in range(TRACED_HOSTS, len(record.score) if _can_be_traced(record) else 0):
         yield _trace(record, update, group, env)
     yield from decision_events(record, update, group)
+
+
+def _can_be_traced(record: EpisodeRecord) -> bool:
+    """Whether a whole episode fits into an event: very long ones of many slots do not, and are not traced."""
+    series = max(4 * len(record.slot_names), len(HEADS), len(record.reward_terms or {}))
+    return series * len(record.slots.stage) <= MAX_VALUES
 
 
 def _trace(record: EpisodeRecord, update: int, group: int, env: int) -> EpisodeTrace:
