@@ -77,7 +77,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(BROWSER): $(STAMP)
 	$(PIP) --editable ".[browser]"
-	if [ -z "$$SIMIC_BROWSER" ] && ! command -v chromium chromium-browser google-chrome google-chrome-stable; then \
+	if ! PYTHONPATH=tests $(BIN)/python -c "from helpers.browsing import find_browser; find_browser()" 2> /dev/null; then \
 	  if [ "$$(id -u)" != 0 ]; then \
 	    echo "make test-web needs Chromium, and installing it needs root: run apt-get install chromium as root," \
 	      "or set SIMIC_BROWSER to the path of a Chromium or Chrome" >&2; exit 1; \

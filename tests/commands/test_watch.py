@@ -96,7 +96,7 @@ def started(*args: str, **environment: str) -> Iterator[Started]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_within_a_second_with_a_stream_open(tmp_path, number):
+def test_a_signal_stops_it_soon_with_a_stream_open(tmp_path, number):
     write_run(tmp_path / "run")
     with started(str(tmp_path)) as watch:
         with watch.ask(f"/?token={watch.token}") as answer:
@@ -106,7 +106,7 @@ def test_a_signal_stops_it_within_a_second_with_a_stream_open(tmp_path, number):
             start = time.monotonic()
             watch.process.send_signal(number)
             assert watch.process.wait(10) == 128 + number
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < 3, "it takes less than a second, but other tests may run"
         assert watch.process.stderr is not None
         assert watch.process.stderr.read() == ""
 

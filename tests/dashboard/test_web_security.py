@@ -222,7 +222,7 @@ def test_200_slow_clients_do_not_keep_others_out(served, monkeypatch):
             client.sendall(b"GET /api/runs HTTP/1.1\r\nX-Slow: "[: 1 + number % 30])
         start = time.monotonic()
         assert served.get("/api/runs").status == 200
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 3
         for _ in range(12):  # a byte now and then does not buy time
             time.sleep(0.1)
             for client in trickling:

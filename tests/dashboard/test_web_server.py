@@ -9,10 +9,13 @@ import pytest
 from helpers.reports import make_results, write_run
 from helpers.watching import read_all, watching
 
-from simic.dashboard import live, web_server
+from simic.dashboard import live, web, web_server
 from simic.dashboard.web import KINDS, STATIC
 from simic.dashboard.web_server import bind, page_address, resolve, serve
 from simic.telemetry.events import Update, to_json
+
+BUSY_SECONDS = 3.0
+"""What takes less than a second may take so long while other tests run."""
 
 
 def add_update(run, number):
@@ -82,7 +85,7 @@ def test_a_stream_sends_each_change_soon_and_a_return_catches_up(tmp_path):
             start = time.monotonic()
             add_update(run, 4)
             cursor, view = next(messages)
-            assert time.monotonic() - start < 1.5
+            assert time.monotonic() - start < BUSY_SECONDS
             assert (view["reset"], updates(view)) == (False, [4])
         add_update(run, 5)
         for number, query, headers in ((0, "", {"Last_Event_ID": cursor}), (1, f"?since={cursor}", {})):
@@ -92,6 +95,16 @@ def test_a_stream_sends_each_change_soon_and_a_return_catches_up(tmp_path):
         # The header is newer than the address, which a browser repeats when it connects again.
         with served.stream("run", "?since=g0:0:0", Last_Event_ID=cursor) as messages:
             assert updates(next(messages)[1]) == [5]
+
+
+def test_a_stream_without_news_says_that_it_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(web, "KEEP_ALIVE_SECONDS", 0.05)
+    write_run(tmp_path / "run")
+    with watching(tmp_path) as served, served.connect("/api/run/run/stream") as client:
+        received = b""
+        while received.count(b"\n: still here\n\n") < 3:
+            received += client.recv(65536)
+        assert received.count(b"\ndata: ") == 1
 
 
 def test_a_rewound_run_is_sent_anew(tmp_path):
@@ -142,7 +155,7 @@ def test_only_so_many_idle_runs_stay_in_memory(tmp_path, monkeypatch):
 
 
 def test_streams_have_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("simic.dashboard.web.MAX_STREAMS", 2)
+    monkeypatch.setattr(web, "MAX_STREAMS", 2)
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         with served.stream("run") as first, served.stream("run") as second:
@@ -223,14 +236,14 @@ def test_the_story_is_given_in_pages(tmp_path):
         assert served.get("/api/run/run/hosts?update=1").json == {"update": 1, "hosts": []}
 
 
-def test_the_server_stops_within_a_second_whoever_watches(tmp_path):
+def test_the_server_stops_soon_whoever_watches(tmp_path):
     write_run(tmp_path / "run")
     with watching(tmp_path) as served:
         sleepers = [served.connect("/api/run/run/stream") for _ in range(5)]
         silent = socket.create_connection(("127.0.0.1", served.port))
         with served.stream("run") as messages:
             next(messages)
-            assert served.stop() < 1
+            assert served.stop() < BUSY_SECONDS
             assert list(messages) == []
         assert read_all(sleepers[0]).endswith(b"\r\n0\r\n\r\n"), "the stream was cut off, not ended"
         for client in (*sleepers, silent):

@@ -23,7 +23,7 @@ SMALL = (
 def find_browser() -> str:
     """The path of Chromium: SIMIC_BROWSER, or the one that is installed."""
     named = os.environ.get("SIMIC_BROWSER")
-    found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = next(filter(None, map(shutil.which, [named] if named else BROWSERS)), None)
     if found is None:
         raise RuntimeError("the page is tested in Chromium: apt-get install chromium, or set SIMIC_BROWSER to its path")
     return found

@@ -1,4 +1,4 @@
-"""A browser, a server, and a directory with two finished runs, one with a hostile name, and an evaluation."""
+"""A browser, a server, and a directory with runs (one with a hostile name), a user's own training and an evaluation."""
 
 import json
 import os
@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import tiny_run
 from helpers.browsing import Server, find_browser, serving
 from helpers.reports import make_results
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from simic import GrowableModel, GrowthScheduler
 from simic.dashboard.live import LIST_SECONDS
 from simic.tasks.hosts import plain_mlp_host, slot_names
 from simic.training import build, episodes
@@ -34,6 +38,27 @@ def play(path: Path, **settings: Any) -> None:
     assert code == 0
 
 
+def grow_own(path: Path) -> None:
+    """The log of a training of a user's own."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x[:, 0] > 0).long()
+    model = GrowableModel(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), slots=["0"], example_input=x[:2])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def evaluate() -> dict[str, float]:
+        logits = model(x)
+        accuracy = (logits.argmax(1) == y).float().mean().item()
+        return {"val_loss": cross_entropy(logits, y).item(), "val_accuracy": accuracy}
+
+    growth = GrowthScheduler(model, optimizer, "heuristic", evaluate=evaluate, log=path)
+    for _ in range(12):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        growth.step()
+
+
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of five updates."""
@@ -50,6 +75,7 @@ def directory(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(recorded, root / HOSTILE)
     play(root / "second", updates=4, rng_seed=1, reward={"scheme": "score_with_costs"})
     results = make_results({"wait": "wait", "heuristic": "heuristic", HOSTILE: "learned"})
+    grow_own(root / "own")
     (root / "comparison").mkdir()
     (root / "comparison" / "results.json").write_text(json.dumps(results))
     return root
@@ -96,7 +122,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport={"width": width, "height": height}, **settings)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(30_000)
         page.on("console", lambda message: message.type == "error" and faults.append(message.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append(f"a dialog: {dialog.message}"), dialog.dismiss()))

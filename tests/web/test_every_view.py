@@ -19,6 +19,7 @@ VIEWS = {
     "learning": ("/run/first/learning", ".chart canvas"),
     "compared": ("/run/first/learning?with=second", ".differences tbody tr:nth-child(5)"),
     "story": ("/run/first/story?host=g0-e1", ".log tbody tr"),
+    "own-growth": ("/run/own/growth", "svg.network"),
     "evaluation": ("/evaluation/comparison", ".forest li"),
 }
 """The address of each view, and what is on the screen when it is filled."""

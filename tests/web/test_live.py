@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.browsing import Server, serving, training, wait_for
 
-from simic.telemetry.events import EpisodeTrace, LifecycleChange, Update, to_json
+from simic.telemetry.events import Anomaly, EpisodeTrace, LifecycleChange, Update, to_json
 from simic.telemetry.reader import read_events
 
 pytestmark = pytest.mark.web
@@ -40,7 +40,7 @@ def germination(slot="block1", **fields):
 def test_a_run_under_way_fills_every_view(server, directory, open_page):
     with training(directory / "under_way", "--updates=5000"):
         page = open_page(server)
-        page.click("text=under_way")
+        page.click("text=under_way", timeout=60_000)
         page.wait_for_selector(".pill[data-status=running]")
         updates = page.locator(".fact:has(dt:text-is('Updates')) dd")
         first = wait_for(lambda: count(updates) >= 1 and count(updates))
@@ -116,6 +116,40 @@ def test_a_tab_that_was_asleep_catches_up(server, run, open_page):
     assert page.locator("text=asleep: mlp germinated").count() == 0
     page.evaluate(HIDE, False)
     page.wait_for_selector(".log tr:first-child:has-text('asleep: mlp germinated')")
+
+
+def test_an_anomaly_is_marked_on_the_time_axis(server, run, open_page):
+    page = open_page(server, "/run/written/learning")
+    page.wait_for_selector(".chart canvas")
+    page.wait_for_selector("#connection[data-state=live]")
+    assert marked_pixels(page) == 0
+    append(run, Anomaly(update=2, name="kl_spike", value=0.5, threshold=0.1, where="op"), Update(update=5, metrics={}))
+    page.click("text=1 anomaly, marked in the charts")
+    assert "kl spike op: 0.500, limit 0.100" in page.locator(".anomalies li").inner_text()
+    wait_for(lambda: marked_pixels(page) > 20)
+
+
+def marked_pixels(page) -> int:
+    """Pixels of the first chart in the colour of anomalies."""
+    return page.evaluate("""() => {
+      const canvas = document.querySelector('.chart canvas');
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let found = 0;
+      for (let i = 0; i < data.length; i += 4) found += data[i] === 179 && data[i + 1] === 52 && data[i + 2] === 28;
+      return found;
+    }""")
+
+
+def test_without_a_stream_the_server_is_asked_again_and_again(server, run, open_page):
+    page = open_page(server, "/run/written/story")
+    page.wait_for_selector(".log tbody tr")
+    page.route("**/stream*", lambda route: route.fulfill(status=503, json={"error": "too many streams"}))
+    page.reload()
+    page.wait_for_selector("#connection[data-state=polling]")
+    append(run, germination("asked"))
+    page.wait_for_selector("text=asked: mlp germinated")
+    assert all("503" in fault for fault in page.faults), page.faults
+    page.faults.clear()
 
 
 def test_a_rewound_run_is_shown_as_it_is_now(server, run, open_page):

@@ -66,6 +66,20 @@ def number(text: str) -> float:
     return float(text.replace("\N{MINUS SIGN}", "-"))
 
 
+def test_a_training_of_ones_own_is_one_host(server, open_page):
+    page = open_page(server, "/run/own/story?kind=lifecycle")
+    page.click(".log tbody tr:last-child .what a")
+    page.wait_for_selector(".decision h3:has-text('germinate')")
+    assert page.locator(".growth [role=status]").inner_text() == "12 decisions"
+    assert page.locator(".garden").is_hidden()
+    assert page.locator(".decisions thead").inner_text().split() == ["#", "Action", "Accuracy"]
+    page.click("#tabs a:text-is('Learning')")
+    page.wait_for_selector("figure:has-text('val accuracy') canvas")
+    page.click("#tabs a:text-is('Now')")
+    page.wait_for_selector(".fact:has-text('val loss')")
+    assert page.locator("text=Health").is_hidden()
+
+
 def test_the_story_is_filtered_by_kind_host_and_severity(server, open_page):
     page = open_page(server, "/run/first/story")
     page.wait_for_selector(".log tbody tr")

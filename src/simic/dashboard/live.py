@@ -16,13 +16,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from simic.dashboard.evaluation_view import evaluation_list
 from simic.dashboard.run_list import run_list
 from simic.dashboard.run_view import RunWatcher
+from simic.storage.printable import printable
 
 T = TypeVar("T")
 
@@ -78,19 +78,19 @@ class LiveRun:
         async with self._turn:
             if since in self._views:
                 return self._views[since]
-            version, (cursor, body) = self.version, await self._in_thread(self._encode, since)
+            version, (cursor, body) = self.version, await self._in_thread(lambda: self._encode(since))
             view = Encoded(version, cursor, body)
             if version == self.version and len(self._views) < MAX_VIEWS:
                 self._views[since] = view
             return view
 
-    async def hosts(self, update: int) -> dict[str, Any]:
-        """The traced hosts of an earlier update."""
-        return await self._call(self._watcher.hosts, update)
+    async def hosts(self, update: int) -> bytes:
+        """The traced hosts of an earlier update, as JSON."""
+        return await self._call(lambda: encode_json(self._watcher.hosts(update)))
 
-    async def events(self, **chosen: Any) -> dict[str, Any]:
-        """A page of the story."""
-        return await self._call(partial(self._watcher.events, **chosen))
+    async def events(self, **chosen: Any) -> bytes:
+        """A page of the story, as JSON."""
+        return await self._call(lambda: encode_json(self._watcher.events(**chosen)))
 
     def forget_views(self) -> None:
         """Free the memory of encoded views, which are large; they are made again when asked for."""
@@ -158,15 +158,15 @@ class LiveRun:
         self.forget_views()
         self.wake()
 
-    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+    async def _call(self, function: Callable[[], T]) -> T:
         async with self._turn:
-            return await self._in_thread(function, *args)
+            return await self._in_thread(function)
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+    async def _in_thread(self, function: Callable[[], T]) -> T:
         def call() -> T:
             # `_turn` is given up when a client leaves, while its thread still works.
             with self._in_use:
-                return function(*args)
+                return function()
 
         return await asyncio.to_thread(call)
 
@@ -194,7 +194,7 @@ class LiveDirectory:
         async with self._turn:
             if time.monotonic() - self._listed > LIST_SECONDS:
                 found = await asyncio.to_thread(_list, self.root)
-                self._listing = {"directory": str(self.root), **found}
+                self._listing = {"directory": printable(self.root.resolve()), **found}
                 self._paths = {kind: {e["id"]: _path(self.root, e["id"]) for e in found[kind]} for kind in found}
                 self._forget(name for name in self._live if name not in self._paths["runs"])
                 self._listed = time.monotonic()

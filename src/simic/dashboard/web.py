@@ -45,7 +45,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
-    "": "text/plain; charset=utf-8",
+    **dict.fromkeys((".md", ""), "text/plain; charset=utf-8"),
 }
 """Types of the page's files by ending: the table of the system may differ, and with nosniff a wrong type fails."""
 
@@ -102,12 +102,12 @@ class _Answers:
         return self._file(request.path_params["name"], request)
 
     async def runs(self, request: Request) -> Response:
-        return _json(await self._directory.listing())
+        return _json(encode_json(await self._directory.listing()))
 
     async def view(self, request: Request) -> Response:
         run = await self._current_run(request)
         view = await run.view(request.query_params.get("since"))
-        return Pieces(view.body, media_type="application/json")
+        return _json(view.body)
 
     async def stream(self, request: Request) -> Response:
         run = await self._current_run(request)
@@ -130,7 +130,7 @@ class _Answers:
 
     async def evaluation(self, request: Request) -> Response:
         path = await self._evaluation(request)
-        return _json(await asyncio.to_thread(evaluation_view, path))
+        return _json(await asyncio.to_thread(lambda: encode_json(evaluation_view(path))))
 
     async def _run(self, request: Request) -> LiveRun:
         run = await self._directory.run(request.path_params["name"])
@@ -247,8 +247,8 @@ def _number(request: Request, name: str) -> int | None:
     return int(text) if text else None
 
 
-def _json(value: Any) -> Response:
-    return Pieces(encode_json(value), media_type="application/json")
+def _json(body: bytes) -> Response:
+    return Pieces(body, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -146,7 +146,7 @@ def serve(path: Path, *, host: str, port: int, use_token: bool, open_browser: bo
         )
         server = WatchServer(LiveDirectory(path), access)
         page = page_address(path, address, port, access.token)
-        print(f"simic watch: {printable(path)}\n  {page}", flush=True)
+        print(f"simic watch: {printable(path.resolve())}\n  {page}", flush=True)
         if not address.is_loopback:
             print("  Whoever knows this address can read along; it is not encrypted.", flush=True)
         print("  Stop with Ctrl-C.", flush=True)

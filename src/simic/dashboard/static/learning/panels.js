@@ -34,7 +34,8 @@ export const PANELS = [
   { key: "op", make: ([run]) => actionMix(run), each: true },
   { key: "reward", make: ([run], all) => rewardTerms(run, all), each: true },
   ...METRICS.slice(3, 5).map(metricPanel),
-  { key: "head_entropy", make: ([run], all) => entropies(run, all), each: true },
+  { key: "head_entropy", make: ([run], all) => heads(run, all, "head_entropy/", "Entropy of each head", "share of its maximum"), each: true },
+  { key: "head_accuracy", make: ([run], all) => heads(run, all, "head_accuracy/", "Accuracy of each head", "share of the recorded choices"), each: true },
   ...METRICS.slice(5).map(metricPanel),
 ];
 
@@ -102,17 +103,17 @@ function rewardTerms(run, all) {
   return stacked(run, "Reward terms", "sum over an episode", lines);
 }
 
-/** @param {RunRows} run @param {RunRows[]} all @returns {ChartData | null} */
-function entropies(run, all) {
-  const heads = [...new Set(all.flatMap((own) => namesOf(own, "head_entropy/")))].sort();
-  const lines = heads.map((head, i) => ({
+/** One line per head. @param {RunRows} run @param {RunRows[]} all @param {string} prefix @param {string} title @param {string} unit @returns {ChartData | null} */
+function heads(run, all, prefix, title, unit) {
+  const names = [...new Set(all.flatMap((own) => namesOf(own, prefix)))].sort();
+  const lines = names.map((head, i) => ({
     label: words(head),
     colour: seriesVariable(i),
     dash: Math.floor(i / 3),
-    values: run.rows.map((row) => row.metrics[`head_entropy/${head}`] ?? null),
+    values: run.rows.map((row) => row.metrics[prefix + head] ?? null),
   }));
   if (!lines.some((line) => line.values.some(known))) return null;
-  return { title: "Entropy of each head", unit: "share of its maximum", x: updatesOf(run), lines, marks: marksOf(run) };
+  return { title, unit, x: updatesOf(run), lines, marks: marksOf(run) };
 }
 
 /** @param {RunRows} run @param {string} title @param {string} unit @param {any[]} lines @param {(value: number | null) => string} [digits] @returns {ChartData | null} */

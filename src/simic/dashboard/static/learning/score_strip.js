@@ -23,8 +23,8 @@ export function scoreStrip(now, rows) {
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
   return [
     sparkline(rows),
-    compared.length ? h("h3", { class: "strip-title" }, "While training, newest update") : null,
-    strip(training, low, high),
+    compared.length && training.length ? h("h3", { class: "strip-title" }, "While training, newest update") : null,
+    training.length ? strip(training, low, high) : null,
     compared.length ? h("h3", { class: "strip-title" }, "After training, on new hosts") : null,
     compared.length ? strip(compared, low, high) : null,
   ];

@@ -38,16 +38,27 @@ export class Chart {
 
   /** @param {ChartData} data */
   update(data) {
+    const zoomed = this.zoomed;
     this.data = data;
     this.details.querySelector("summary").textContent = `Table of ${data.title}`;
     replace(this.title, h("strong", {}, data.title), data.unit ? h("span", { class: "soft" }, ` ${data.unit}`) : null, data.note ? h("small", {}, data.note) : null);
     this.canvas.setAttribute("aria-label", spokenSummary(data));
     const shape = JSON.stringify([data.stacked, data.lines.map((line) => [line.label, line.colour, Boolean(line.band), line.dash])]);
-    if (this.plot && shape === this.shape) this.plot.setData(columns(data));
-    else this.build();
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(columns(data), !zoomed);
+      if (zoomed) this.plot.redraw();
+    } else this.build();
     this.shape = shape;
     this.showValues(null);
     this.drawTable();
+  }
+
+  /** Whether a part of the updates was chosen by dragging: new data leave it as it is. */
+  get zoomed() {
+    if (!this.plot || !this.data?.x.length) return false;
+    const { min, max } = this.plot.scales.x;
+    const [low, high] = rangeX(this.data, -Infinity, Infinity);
+    return min > low || max < high;
   }
 
   /** Draw anew, for instance in the colours of another theme. */
@@ -81,8 +92,8 @@ export class Chart {
       series: [{}, ...series],
       bands,
       legend: { show: false },
-      cursor: { sync: { key: SYNC.key, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false, range: rangeX }, y: { range: () => rangeY(/** @type {ChartData} */ (this.data)) } },
+      cursor: { sync: { key: SYNC.key, setSeries: false }, points: { show: !data.stacked, size: 6 }, drag: { x: true, y: false } },
+      scales: { x: { time: false, range: (/** @type {any} */ u, /** @type {number} */ low, /** @type {number} */ high) => rangeX(/** @type {ChartData} */ (this.data), low, high) }, y: { range: () => rangeY(/** @type {ChartData} */ (this.data)) } },
       axes: [
         { ...axis, size: 24, gap: 2, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000], values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => whole(own)) },
         { ...axis, size: labelWidth, gap: 4, values: (/** @type {any} */ u, /** @type {number[]} */ ticks) => ticks.map((own) => tick(Number(own.toPrecision(6)))) },
@@ -184,9 +195,10 @@ function drawMarks(u, data) {
   const unit = devicePixelRatio;
   ctx.save();
   ctx.strokeStyle = ctx.fillStyle = colourOf("--bad");
+  ctx.lineWidth = 1;
   ctx.setLineDash([3 * unit, 3 * unit]);
   for (const update of new Set((data.marks ?? []).map((mark) => mark.update))) {
-    const x = Math.round(u.valToPos(update, "x", true));
+    const x = Math.round(u.valToPos(update, "x", true)) + 0.5; // on a pixel, not between two
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
@@ -204,9 +216,12 @@ function drawMarks(u, data) {
 /** Room for the longest number. @param {any} u @param {string[] | null} labels */
 const labelWidth = (u, labels) => Math.max(34, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((own) => own.length)));
 
-/** @param {any} u @param {number} low @param {number} high @returns {[number, number]} */
-function rangeX(u, low, high) {
-  return low === null || low === undefined ? [0, 1] : [low - 0.5, high + 0.5];
+/** The shown updates: a chosen part as it is, all of them with half an update on both sides.
+ * @param {ChartData} data @param {number} low @param {number} high @returns {[number, number]} */
+function rangeX({ x }, low, high) {
+  if (!x.length) return [0, 1];
+  const [first, last] = [x[0], x[x.length - 1]];
+  return [low <= first ? first - 0.5 : low, high >= last ? last + 0.5 : high];
 }
 
 /** @param {ChartData} data @returns {[number, number]} */

@@ -171,6 +171,7 @@ function summary(growth, hosts) {
 
 /** @param {any} now @param {number | null} update */
 function nothing(now, update) {
+  if (["imitation", "iql"].includes(now?.kind)) return "This run learns from recorded episodes: no host grows in it.";
   if (update !== null) return `No host was traced in update ${whole(update)}.`;
   const waits = now?.status === "running" ? "The hosts of the first update are still training" : "No host was traced";
   return `${waits}; traces are recorded from level normal on.`;

@@ -20,6 +20,7 @@ export function learningView({ store, route: first, go }) {
   let route = first;
   let frame = 0;
   let all = /** @type {any[]} */ ([]);
+  let toolsDrawn = "";
   /** @type {Map<string, LiveRun>} */
   const others = new Map();
   /** @type {Map<string, Chart>} */
@@ -88,7 +89,11 @@ export function learningView({ store, route: first, go }) {
   /** @param {import("../learning/panels.js").RunRows[]} runs */
   function drawTools(runs) {
     const chosen = route.query.get("metric") ?? "";
-    const select = h("select", { id: "metric", "data-key": "metric" }, h("option", { value: "" }, "none"), metricNames(runs).map((name) => h("option", { value: name }, name)));
+    const names = metricNames(runs);
+    const signature = JSON.stringify([chosen, names, route.query.get("with"), all]);
+    if (signature === toolsDrawn) return; // a menu that is open stays so
+    toolsDrawn = signature;
+    const select = h("select", { id: "metric", "data-key": "metric" }, h("option", { value: "" }, "none"), names.map((name) => h("option", { value: name }, name)));
     select.value = chosen;
     select.addEventListener("change", () => go(runAddress(store.id, "learning", { with: route.query.get("with"), metric: select.value })));
     const ids = listParameter(route.query, "with");

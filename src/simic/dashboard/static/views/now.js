@@ -77,8 +77,8 @@ function headline(now) {
 
 /** @param {any} now @param {import("../lib/run_store.js").Row[]} rows */
 function factList(now, rows) {
-  const total = known(now.updates) && now.updates > 0;
   const done = known(now.update) ? now.update : 0;
+  const total = known(now.updates) && now.updates > 0 && done <= now.updates;
   const bar = total ? h("progress", { max: now.updates, value: Math.min(done, now.updates), "aria-label": "Updates done" }) : null;
   const running = now.status === "running";
   const own = now.kind === "growth";
@@ -86,7 +86,7 @@ function factList(now, rows) {
   const took = known(now.started) && known(end) ? end - now.started : null;
   return [
     fact(own ? "Decisions" : "Updates", [whole(now.update), total ? h("span", { class: "soft" }, ` of ${whole(now.updates)}`) : null], bar),
-    own ? ownFacts(rows) : [fact("Score", fixed(now.score, 2), "points, mean of hosts"), fact("Over twins", signed(now.gain, 2), "hosts that never grow")],
+    own ? ownFacts(rows) : now.kind !== "training" ? lossFact(rows) : [fact("Score", fixed(now.score, 2), "points, mean of hosts"), fact("Over twins", signed(now.gain, 2), "hosts that never grow")],
     running ? fact("Time left", duration(now.eta_seconds), "estimate") : fact("Took", duration(took), `ended ${ago(now.last_event)}`),
     fact("Speed", known(now.decisions_per_second) ? [short(now.decisions_per_second), h("span", { class: "soft" }, " / s")] : NONE, "decisions of all hosts"),
     running ? fact("Running", duration(took), `since ${moment(now.started)}`) : fact("Started", moment(now.started), ago(now.started)),
@@ -98,6 +98,12 @@ function factList(now, rows) {
 function ownFacts(rows) {
   const metrics = Object.entries(rows[rows.length - 1]?.metrics ?? {}).filter(([, value]) => known(value));
   return metrics.slice(0, OWN_METRICS).map(([name, value]) => fact(words(name), short(value), "newest"));
+}
+
+/** What a run that learns from recorded episodes goes by. @param {import("../lib/run_store.js").Row[]} rows */
+function lossFact(rows) {
+  const metrics = rows[rows.length - 1]?.metrics ?? {};
+  return fact("Loss", short(metrics.loss ?? metrics.q_loss), "newest");
 }
 
 /** @param {string} name */

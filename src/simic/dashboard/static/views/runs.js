@@ -138,7 +138,7 @@ function nameCell(run) {
 /** @param {any} run */
 function progressCell(run) {
   if (!known(run.update)) return NONE;
-  if (!known(run.updates) || run.updates <= 0) return whole(run.update);
+  if (!known(run.updates) || run.updates < run.update || run.updates <= 0) return whole(run.update);
   const bar = h("progress", { max: run.updates, value: Math.min(run.update, run.updates), "aria-label": `Updates of ${run.id}` });
   return [bar, h("span", { class: "amount" }, `${whole(run.update)} / ${whole(run.updates)}`)];
 }
