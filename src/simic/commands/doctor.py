@@ -41,12 +41,14 @@ class DoctorCommand:
         placement = Placement(backend="ray", address=address)
         check_backend("ray")
         from simic.workers.ray_cluster import RayConnection
+        from simic.workers.ray_thread import RayThread
 
-        connection = RayConnection(placement, None)
+        thread = RayThread()
+        connection = thread.call(RayConnection, placement, None)
         try:
-            nodes = connection.probe_all()
+            nodes = thread.call(connection.probe_all)
         finally:
-            connection.close()
+            connection.close(thread)
         own, healthy = probe(), bool(nodes)
         for name, facts in nodes.items():
             problem = missing_on(name, facts, own)

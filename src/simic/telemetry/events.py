@@ -176,7 +176,7 @@ class RunStarted(ProcessEvent, kind="run_started", level="minimal"):
     resumed_from: str | None = None
     data_hashes: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, Any] = field(default_factory=dict)
-    """Versions and kind of every other machine that trains hosts, by its address."""
+    """Versions and kind of every machine of a cluster by its address, and of the driver; empty on one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ from simic.training.result import OnUpdate
 from simic.training.run import Run
 from simic.training.used_settings import trains_hosts
 from simic.workers.build import make_pool
+from simic.workers.node_probe import probe
 from simic.workers.protocol import Check
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
@@ -102,7 +103,8 @@ def build_run(
     else:
         run.recorder.rewind(0)
     try:
-        run.started = replace(run.started, nodes=dict(run.pool.start()))
+        if nodes := run.pool.start():
+            run.started = replace(run.started, nodes={"driver": probe(), **nodes})
         if warning := run.pool.warning():
             say(warning)
         if directory is not None:

@@ -19,7 +19,8 @@ def missing_on(name: str, facts: Mapping[str, Any], own: Mapping[str, Any]) -> s
     """Why a node cannot work with the driver, whose facts are `own`; None if it can."""
     for package in ("simic", "torch"):
         has = f"has {package} {facts[package]}" if facts[package] else f"has no {package}"
-        if facts[package] != own[package]:
+        # What follows a plus sign names the build, which changes bits only.
+        if facts[package] is None or facts[package].partition("+")[0] != own[package].partition("+")[0]:
             return f"node {name} {has}, the driver has {own[package]}: install {package} {own[package]} there"
     if facts["code"] != own["code"]:
         return f"node {name} has other source code of simic {own['simic']}: install the same commit on every node"

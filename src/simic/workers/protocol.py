@@ -62,8 +62,7 @@ class PoolStatus:
     def __str__(self) -> str:
         """For progress displays; empty while everything is on this machine and in order."""
         parts = [f"{self.workers} workers on {self.nodes} nodes"] if self.nodes > 1 else []
-        if parts:
-            parts.append(f"{self.in_flight} jobs in flight")
+        parts += [f"{self.in_flight} jobs in flight"] if parts and self.in_flight else []
         return ", ".join([*parts, *([f"{self.lost} jobs lost and run again"] if self.lost else [])])
 
 

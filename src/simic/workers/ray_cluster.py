@@ -6,32 +6,36 @@ has no dashboard.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import logging
 import os
 import secrets
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from simic.workers import node_probe
 from simic.workers.placement import Placement
-from simic.workers.signals import Stopped, signals_deferred
+from simic.workers.ray_thread import RayThread
 
 LOOPBACK = "127.0.0.1"
 STORE_BYTES = 256 * 2**20
 """Object store of a local Ray; an update moves some megabytes."""
 PROBE_SECONDS = 120.0
 CONNECT_SECONDS = 5.0
+CLOSE_SECONDS = 20.0
+MAX_REASON = 120
+"""Characters of an error of Ray that are shown."""
 LOCAL_SETTINGS = {
     # Without this Ray would replace the loopback address by one that other machines reach.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",  # as local processes have; Ray's own default is 15
 }
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,7 +69,10 @@ class Node:
 
 
 class RayConnection:
-    """Connects when it is made. A connection that the program already had is used, and left as it was."""
+    """Connects when it is made. A connection that the program already had is used, and left as it was.
+
+    To be made in a `RayThread`: in the main thread Ray would replace the handler of SIGTERM.
+    """
 
     def __init__(self, placement: Placement, workers: int | None) -> None:
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
@@ -79,7 +86,8 @@ class RayConnection:
             # Asked first, because Ray tries for a minute.
             if placement.address not in (None, "auto") and not _answers(placement.address, CONNECT_SECONDS):
                 raise ClusterError(f"cannot connect to Ray at {placement.address}: nothing answers there")
-            with _readable_errors(placement.address), _signals_kept():
+            logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it sets no signal handlers, as we want
+            with _readable_errors(placement.address):
                 ray.init(**_arguments(placement, workers), log_to_driver=False, logging_level="ERROR")
         self.address: str = ray.get_runtime_context().gcs_address
         if self.is_ours and placement.address is None and not self.address.startswith(f"{LOOPBACK}:"):
@@ -128,9 +136,7 @@ class RayConnection:
             try:
                 answer = ray.get(asked[node.name], timeout=PROBE_SECONDS)
             except ray.exceptions.RayError as error:
-                raise ClusterError(
-                    f"node {node.name} does not answer ({_first_line(error)}): look at its Ray"
-                ) from None
+                raise ClusterError(f"node {node.name} does not answer ({first_line(error)}): look at its Ray") from None
             facts[node.name] = answer | node.resources
         return facts
 
@@ -138,15 +144,27 @@ class RayConnection:
         """Whether the head node accepts a connection within some seconds."""
         return _answers(self.address, seconds)
 
-    def close(self) -> None:
-        """Disconnect; a cluster on this machine that simic started ends with it."""
-        ray = ray_module()
+    def close(self, thread: RayThread, first: Callable[[], None] | None = None) -> None:
+        """Disconnect in the thread of Ray; a cluster on this machine that simic started ends with it.
 
-        if self.is_ours and ray.is_initialized():
-            # In a thread, because it waits for ever for a head node that is gone.
-            closing = threading.Thread(target=ray.shutdown, daemon=True)
-            closing.start()
-            closing.join(20.0)
+        `first` is called before. A disconnection that takes too long is left behind.
+        """
+        ray, until = ray_module(), time.monotonic() + CLOSE_SECONDS
+
+        def disconnect() -> None:
+            if first is not None:
+                first()
+            if self.is_ours and ray.is_initialized():
+                ray.shutdown()
+
+        def look() -> None:
+            if time.monotonic() > until:
+                raise TimeoutError
+
+        try:
+            thread.call(disconnect, look=look)
+        except TimeoutError:
+            atexit.unregister(ray.shutdown)  # it would wait once more when the program ends
 
 
 def _answers(address: str, seconds: float) -> bool:
@@ -197,20 +215,12 @@ def _readable_errors(address: str | None) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "on this machine" if address is None else f"at {address}"
         raise ClusterError(
-            f"cannot connect to Ray {where} ({_first_line(error)}): `ray status` must work in this shell, with the "
+            f"cannot connect to Ray {where} ({first_line(error)}): `ray status` must work in this shell, with the "
             "cluster's RAY_AUTH_TOKEN; simic runs on a machine of the cluster"
         ) from error
 
 
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Keep the signal handlers of this process: `ray.init` replaces that of SIGTERM."""
-    with signals_deferred():
-        try:
-            yield
-        except SystemExit:  # raised by Ray's own handler
-            raise Stopped(signal.SIGTERM) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """What Ray says went wrong, in one line of readable length."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 4]} ..."
