@@ -122,7 +122,7 @@ def contents(result: EpisodeRecord) -> list[bytes]:
 def measure_phases(config: RunConfig, updates: int, num_played: int) -> tuple[Phases, list[Rollout]]:
     """Play the first groups of each update and learn from them, repeated as often as the rollout needs groups."""
     played: dict[bool, list[PretendJob]] = {False: [], True: []}
-    learning, rollouts, records = list[float](), list[Rollout](), list[EpisodeRecord]()
+    rollouts, records = list[Rollout](), list[EpisodeRecord]()
     with opened_run(config) as run:
         for _ in range(updates):
             jobs = group_jobs(run.rng_seed, run.update, run.num_groups, run.num_tasks)[:num_played]
@@ -137,15 +137,15 @@ def measure_phases(config: RunConfig, updates: int, num_played: int) -> tuple[Ph
             pairs = zip(results[:num_played], results[num_played:], strict=True)
             records = [against_twins(own, twin, run.setup.reward.gamma) for own, twin in pairs]
             records *= config.num_groups // num_played
-            learning.append(learn(run, records))
-        larger = min(learn(run, records * LARGER) for _ in range(2))
-    per_group = (larger - min(learning)) / (config.num_groups * (LARGER - 1))
+            learn(run, records)
+        usual, larger = (min(learn(run, records * times) for _ in range(2)) for times in (1, LARGER))
+    per_group = (larger - usual) / (config.num_groups * (LARGER - 1))
     phases = Phases(
         groups=tuple(played[False]),
         twins=tuple(played[True]),
         common_bytes=len(pickle.dumps(rollouts[0].common, protocol=5)),
         decisions_per_group=config.group_size * config.episode.horizon,
-        learn_seconds=max(min(learning) - config.num_groups * per_group, 0.0),
+        learn_seconds=max(usual - config.num_groups * per_group, 0.0),
         learn_seconds_per_group=per_group,
     )
     return phases, rollouts

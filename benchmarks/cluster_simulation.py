@@ -23,6 +23,7 @@ STORE_BYTES = 128 * 2**20
 SETTINGS = {
     **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
     **{"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"},
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # no log lines about actors that were killed on purpose
 }
 """Environment of the cluster: a token is needed, and it listens on the loopback interface only."""
 START_SECONDS = 300.0
@@ -57,14 +58,16 @@ def simulated_cluster(nodes: int, cores: int) -> Iterator[str]:
 def ready_pool(address: str, workers: int) -> Iterator[Pool]:
     """A pool of pretended jobs all of whose workers have started."""
     pool = make_pool(pretend, Placement(backend="ray", address=address, workers=workers))
+    until, error = time.monotonic() + START_SECONDS, None
     try:
-        until = time.monotonic() + START_SECONDS
         while pool.status().workers < workers:
             if time.monotonic() > until:
-                raise RuntimeError(
-                    f"{pool.status().workers} of {workers} workers started in {START_SECONDS:.0f} seconds"
-                )
-            pool.run(None, [PretendJob(0.1, ())] * workers)
+                ready = pool.status().workers
+                raise RuntimeError(f"{ready} of {workers} workers started in {START_SECONDS:.0f} seconds") from error
+            try:
+                pool.run(None, [PretendJob(0.1, ())] * workers)
+            except OSError as failed:  # on a busy machine none may have started in the time that a pool waits
+                error = failed
         yield pool
     finally:
         pool.close()
