@@ -21,6 +21,7 @@ def test_the_statement_is_the_argument_with_a_space_that_is_no_directory(tmp_pat
     ("arguments", "message"),
     [
         (["select 1"], "name a run before the SQL"),
+        (["run", "select", "*", "from", "updates"], 'put the SQL in quotes: simic query RUN "select ..."'),
         (["run", "select 1", "select 2"], "there are 2 statements; give one, in quotes: select 2"),
         (["select " + "x" * 5000, "run", "select 2"], "there are 2 statements"),
     ],

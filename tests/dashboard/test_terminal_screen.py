@@ -132,6 +132,17 @@ def test_a_run_without_figures_is_shown_too():
     assert drawn[:4] == ["-  -  ", "update 0", "score -  gain -", "- decisions/s"]
 
 
+def test_a_users_own_training_has_decisions_and_its_own_metrics():
+    rows = [{"update": 0, "metrics": {"val_loss": 0.9, "parameters": 1500.0}}]
+    own = {"kind": "growth", "score": None, "gain": None, "rules": {}, "update": 1, "updates": 12}
+    shown = picture(now=own, learning={"rows": rows}, growth={"update": 0, "hosts": [host(0, score=None)]})
+    drawn = lines(shown)
+    assert drawn[1].startswith("decision 1 of 12 ")
+    assert drawn[2] == "val_loss 0.9  parameters 1,500"
+    assert drawn[5].startswith("Decision 0 ")
+    assert drawn[6] == "g0-e0  digits  1,200 -> 1,500 parameters"
+
+
 def test_names_of_strangers_cannot_control_the_terminal():
     shown = picture(now={"name": "\x1b[2J", "task": "[red]x[/red]", "rules": {"\x07": 1.0}})
     assert "\x1b" not in "".join(lines(shown))

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from simic.telemetry.events import DecisionMade, EpisodeTrace, PhaseTimings, RunStarted, Update
+from simic.telemetry.events import DecisionMade, EpisodeTrace, GrowthDecision, PhaseTimings, RunStarted, Update
 from simic.telemetry.recorder import Recorder
 from simic.telemetry.rows import TableRows
 
@@ -59,6 +59,19 @@ def test_a_trace_becomes_its_slots_and_decisions(tmp_path):
     # What is known before a decision was measured after the one before it.
     assert second["state"] == {"val_accuracy": 0.4, "val_loss": 0.9}
     assert second["probabilities"] == {"op": 0.9}
+
+
+def test_the_slots_of_a_users_own_training_are_those_after_each_decision(tmp_path):
+    slot = {"stage": "blending", "alpha": 0.5, "contribution": None, "blueprint": "mlp", "parameters": 9}
+    own = {"actions": ("wait",), "parameters": 20, "val_loss": 1.0, "val_accuracy": 0.5}
+    found = tables(tmp_path, GrowthDecision(update=4, slots={"0": slot, "damaged": 1}, **own))
+    assert found["slots"] == [
+        {
+            **{"run": "mine", "host": "g0-e0", "update": 4, "group": 0, "env": 0, "slot": "0", "state": 5},
+            **{"stage": "blending", "blueprint": "mlp", "alpha": 0.5, "contribution": None},
+        }
+    ]
+    assert found["growth"][0]["actions"] == ["wait"]
 
 
 def test_a_host_whose_decisions_are_recorded_has_each_of_them_once(tmp_path):

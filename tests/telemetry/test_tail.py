@@ -157,6 +157,8 @@ def test_traces_are_deferred_and_decisions_left_out(tmp_path):
     found = list(reader.lines())
     assert [event for event, _, _ in found] == [Deferred("trace", 7), update(7)]
     assert list(reader.read_range(*found[0][1:])) == [trace]
+    assert list(reader.read_range(0, reader.offset)) == [trace, decision, update(7)]
+    assert list(reader.read_range(0, reader.offset, short=True)) == [update(7)]
 
 
 def test_what_is_no_event_raises():

@@ -15,6 +15,7 @@ from simic.commands.answers import as_csv, as_json, as_table
 from simic.commands.flags import POSITIONAL
 from simic.storage.files import write_file
 from simic.storage.printable import printable
+from simic.telemetry.database import WORDS
 from simic.telemetry.tables import Column, schemas
 from simic.training.preflight import check_output_file
 
@@ -97,6 +98,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
     if len(statements) > 1:
         raise ValueError(f"there are {len(statements)} statements; give one, in quotes: {printable(statements[1], 80)}")
     paths = [Path(text) for text in arguments if text not in statements]
+    if words := [text for text in arguments if text.upper() in WORDS and not _is_directory(text)]:
+        raise ValueError(f'put the SQL in quotes: simic query RUN "{words[0]} ..."')
     if not paths:
         raise ValueError('name a run before the SQL: simic query RUN "select ..."; `simic runs` lists runs')
     return paths, statements[0] if statements else None

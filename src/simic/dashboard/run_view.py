@@ -209,7 +209,7 @@ class RunWatcher:
         """The entries of events.jsonl between a bookmark and the next."""
         ends = [*self._bookmarks[block + 1 : block + 2], self._tails[EVENTS_FILE].offset]
         number = block * BOOKMARK
-        for event in self._tails[EVENTS_FILE].read_range(self._bookmarks[block], ends[0]):
+        for event in self._tails[EVENTS_FILE].read_range(self._bookmarks[block], ends[0], short=True):
             if is_told(event):
                 yield number, event
                 number += 1

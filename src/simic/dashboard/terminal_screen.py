@@ -112,13 +112,13 @@ def _head(picture: Picture, width: int, unicode: bool) -> Iterator[Text]:
         title.append("  score ", style="dim").append(line, style="cyan")
     yield title
     yield _progress(now, width, unicode)
-    yield _results(now)
+    yield _results(picture)
     yield _resources(now)
 
 
 def _progress(now: Mapping[str, Any], width: int, unicode: bool) -> Text:
     done, total = now.get("update") or 0, now.get("updates")
-    line = Text(f"update {done}" + (f" of {total}" if total else ""))
+    line = Text(f"{_step(now)} {done}" + (f" of {total}" if total else ""))
     if total:
         full, empty = BARS[not unicode]
         size = max(min(width - 50, 40), 8)
@@ -131,10 +131,22 @@ def _progress(now: Mapping[str, Any], width: int, unicode: bool) -> Text:
     return line
 
 
-def _results(now: Mapping[str, Any]) -> Text:
-    line = Text.assemble("score ", (number(now.get("score")), "bold"), "  gain ", (number(now.get("gain"), 3), "bold"))
+def _step(now: Mapping[str, Any]) -> str:
+    """What is counted: a user's own training has decisions."""
+    return "decision" if now.get("kind") == "growth" else "update"
+
+
+def _results(picture: Picture) -> Text:
+    """Scores, or the last metrics of a user's own training."""
+    now, line = picture.now, Text()
+    results: dict[str, Any] = {"score": now.get("score"), "gain": now.get("gain")}
+    if now.get("kind") == "growth":
+        results = dict(picture.rows[max(picture.rows)]["metrics"]) if picture.rows else {}
+    for name, value in results.items():
+        line.append(f"{_plain(name)} ").append(number(value, 3 if name == "gain" else 4), style="bold").append("  ")
     for name, score in (now.get("rules") or {}).items():
-        line.append(f"  {_plain(name)} {number(score)}")
+        line.append(f"{_plain(name)} {number(score)}  ")
+    line.rstrip()
     return line
 
 
@@ -181,14 +193,15 @@ def _garden(picture: Picture, width: int, selected: int) -> Iterator[Text]:
         return
     update = picture.growth["update"]
     used = {stage for host in picture.hosts for slot in host["slots"] for stage in slot["stage"]}
-    heading = Text(f"Update {update} ", style="bold")
+    heading = Text(f"{_step(picture.now).capitalize()} {update} ", style="bold")
     for stage, (letter, style) in STAGES.items():
         if stage in used and letter.isalpha():
             heading.append(f" {letter}", style=style).append(f" {stage}", style="dim")
     yield heading
     for host in picture.hosts[selected:]:
         grown = f"{host['host_parameters']:,} -> {host['parameters']:,} parameters"
-        about = f"score {number(host['score'])}  {grown}{'  rolled back' if host.get('rolled_back') else ''}"
+        score = "" if host["score"] is None else f"score {number(host['score'])}  "
+        about = f"{score}{grown}{'  rolled back' if host.get('rolled_back') else ''}"
         yield Text.assemble((_plain(host["id"]), "bold"), f"  {_plain(host['task'])}  {about}")
         names = min(max((cell_len(_plain(slot["name"])) for slot in host["slots"]), default=0), 16)
         for slot in host["slots"]:

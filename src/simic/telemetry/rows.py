@@ -19,6 +19,7 @@ from simic.telemetry.events import (
     EpisodeTrace,
     Event,
     EventError,
+    GrowthDecision,
     PhaseTimings,
     RunStarted,
     Unknown,
@@ -92,6 +93,8 @@ class TableRows:
             case EpisodeTrace():
                 self._rows["slots"] += _slot_states(run, event)
             case _:
+                if isinstance(event, GrowthDecision):
+                    self._rows["slots"] += _own_slots(run, event)
                 name = NAMES.get(event.kind, event.kind)
                 names = [column.name for column in self._schemas[name].columns]
                 self._rows[name].append(tuple(map({**fields, **_host(event), "run": run}.__getitem__, names)))
@@ -123,6 +126,14 @@ def _slot_states(run: str, trace: EpisodeTrace) -> Iterator[Row]:
         columns = [series.get(name, []) for name in ("stage", "blueprint", "alpha", "contribution")]
         for state in range(max(map(len, columns))):
             yield *start, slot, state, *(_at(values, state) for values in columns)
+
+
+def _own_slots(run: str, event: GrowthDecision) -> Iterator[Row]:
+    """A row per slot of a user's own model that is not dormant after a decision."""
+    for slot, now in event.slots.items():
+        if isinstance(now, Mapping):
+            values = (now.get(name) for name in ("stage", "blueprint", "alpha", "contribution"))
+            yield run, "g0-e0", event.update, 0, 0, slot, event.update + 1, *values
 
 
 def _decisions(run: str, trace: EpisodeTrace) -> Iterator[Row]:

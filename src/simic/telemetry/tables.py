@@ -92,7 +92,8 @@ SPECIAL = {
         ),
     ),
     "slots": Schema(
-        "Every slot of the traced hosts in every state; decision t leads from state t to t + 1.",
+        "Every slot of the traced hosts in every state; decision t leads from state t to t + 1. In a user's own "
+        "training only slots that are not dormant.",
         (
             *(RUN, HOST, UPDATE, GROUP, ENV),
             Column("slot", "VARCHAR", "Name of the slot."),

@@ -77,8 +77,8 @@ class FileTail:
             if event is not None:
                 yield event, start, start + len(line) + 1
 
-    def read_range(self, start: int, end: int) -> Iterator[Event | Unknown]:
-        """All events of whole lines between two bytes; damaged ones are left out."""
+    def read_range(self, start: int, end: int, *, short: bool = False) -> Iterator[Event | Unknown]:
+        """All events of whole lines between two bytes, or the short ones, as `lines` gives them; not damaged ones."""
         try:
             descriptor = open_file(self.path, os.O_RDONLY)
         except OSError:
@@ -88,9 +88,11 @@ class FileTail:
             while start < end and (line := file.readline(MAX_LINE_BYTES)):
                 start += len(line)
                 try:
-                    yield from_json(line)
+                    event = parse(line.rstrip(b"\n")) if short else from_json(line)
                 except EventError:
                     continue
+                if isinstance(event, (Event, Unknown)):
+                    yield event
 
     def raw_lines(self, deadline: float = math.inf) -> Iterator[tuple[int, bytes]]:
         """Start and content of every new whole line without its end; those that are too long are counted as damaged.
