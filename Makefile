@@ -36,7 +36,7 @@ test-slow: $(STAMP)
 
 # The page of simic watch in Chromium, which is installed for it; pictures of every view go to build/screenshots.
 test-web: $(BROWSER)
-	$(BIN)/pytest -m web
+	$(BIN)/pytest -m web tests/web
 
 # Against the real packages, which are installed for it.
 test-integrations: $(INTEGRATIONS)

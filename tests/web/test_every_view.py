@@ -23,7 +23,7 @@ VIEWS = {
     "evaluation": ("/evaluation/comparison", ".forest li"),
 }
 """The address of each view, and what is on the screen when it is filled."""
-NARROW, WIDE = 375, 1440
+WIDTHS = {"wide": 1440, "narrow": 375}
 DETAILS = "document.querySelectorAll('main details').forEach(details => details.open = true)"
 
 
@@ -31,20 +31,24 @@ DETAILS = "document.querySelectorAll('main details').forEach(details => details.
 @pytest.mark.parametrize("name", VIEWS)
 def test_view(server, open_page, name, theme):
     path, filled = VIEWS[name]
-    page = open_page(server, path, width=WIDE, color_scheme=theme)
+    page = open_page(server, path, color_scheme=theme)
     page.wait_for_selector(filled)
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
     assert dark == (theme == "dark")
-    take_picture(page, f"{name}-{theme}-wide")
-    for width in (WIDE, NARROW):
-        page.set_viewport_size({"width": width, "height": 812})
-        page.wait_for_timeout(150)  # charts follow the width in the next frame
-        if width == NARROW:
-            take_picture(page, f"{name}-{theme}-narrow")
-        page.evaluate(DETAILS)
+    for width in WIDTHS:
+        set_width(page, WIDTHS[width])
+        take_picture(page, f"{name}-{theme}-{width}")
+    page.evaluate(DETAILS)
+    for width in WIDTHS.values():
+        set_width(page, width)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if width == WIDE or theme == "light":
+        if width == WIDTHS["wide"] or theme == "light":
             assert violations(page) == []
+
+
+def set_width(page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 812})
+    page.wait_for_timeout(150)  # charts follow in the next frame
 
 
 def violations(page) -> list[str]:
