@@ -74,7 +74,7 @@ def test_wrong_values_say_what_is_wrong(capsys, tmp_path):
         assert exit_code(command, "--rng-seed", "-1") == 2
         assert "--rng-seed must not be negative, got -1" in capsys.readouterr().err
     assert exit_code("plan", "--workers", "-1") == 2
-    assert "--workers must not be negative, got -1" in capsys.readouterr().err
+    assert "workers must not be negative, got -1" in capsys.readouterr().err
     for name in (":", "json:", ":dumps"):
         assert exit_code("grow", "--task", name) == 2
         assert "a task of your own is given as module:function" in capsys.readouterr().err

@@ -96,3 +96,11 @@ def sleep_and_tell(common: float, job: int) -> int:
 def open_file(common: str, job: int) -> Any:
     """Returns what is no plain data."""
     return open(common)
+
+
+def hold(megabytes: int, ready: Any, done: Any) -> None:
+    """Holds memory until it is told to end."""
+    held = bytearray(b"x") * (megabytes << 20)
+    ready.set()
+    done.wait(60)
+    del held

@@ -4,17 +4,11 @@ import multiprocessing
 import sys
 
 import pytest
+from helpers import jobs
 
 from simic.telemetry.memory import peak_memory
 
 MEGABYTES = 64
-
-
-def fill(ready, done) -> None:
-    held = bytearray(b"x") * (MEGABYTES << 20)
-    ready.set()
-    done.wait(60)
-    del held
 
 
 def test_the_learner_alone():
@@ -34,7 +28,7 @@ def test_the_peak_grows_with_what_was_held():
 def test_workers_are_added_up():
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()
-    worker = context.Process(target=fill, args=(ready, done), daemon=True)
+    worker = context.Process(target=jobs.hold, args=(MEGABYTES, ready, done), daemon=True)
     worker.start()
     try:
         assert ready.wait(60)

@@ -70,7 +70,7 @@ def test_figures_of_lessons_have_entries(tmp_path, tiny_task, monkeypatch, algor
 
 def test_every_entry_has_a_meaning_a_unit_and_a_healthy_range():
     sections = re.findall(r"\n## (.*)\n", TEXT)
-    assert len(sections) == 5
+    assert len(sections) == 6
     for section in sections:
         for name, cells in entries(section).items():
             assert len(cells) == 3, name

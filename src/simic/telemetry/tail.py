@@ -20,6 +20,8 @@ BLOCK = 1 << 20
 """Bytes that are read at a time."""
 MAX_EVENT_BYTES = 1 << 17
 """Of events other than traces: what a view keeps of a run must stay small, whatever the file holds."""
+MAX_SKIPPED_BYTES = 1 << 26
+"""Of lines that are too long, in one call; then the rest of the file is left out."""
 _NUMBER, _TEXT = r"(0|[1-9][0-9]{0,14})", r'"([^"\\\x00-\x1f]*)"'
 # Most events of a run are stage changes: by the form that `to_json` gives them they are read several times faster.
 _LIFECYCLE = re.compile(
@@ -109,7 +111,7 @@ class FileTail:
             self._identity = found.st_dev, found.st_ino
             file.seek(self.offset)
             # What is written meanwhile is left to the next call: a fast writer must not keep the reader here.
-            began, left, rest = self.offset, found.st_size - self.offset, b""
+            began, left, rest, skipped = self.offset, found.st_size - self.offset, b"", 0
             while left > 0 and (block := file.read(min(BLOCK, left))):
                 left -= len(block)
                 *whole, rest = (rest + block).split(b"\n")
@@ -121,6 +123,10 @@ class FileTail:
                         yield start, line
                 if self._in_huge_line or len(rest) >= MAX_LINE_BYTES:
                     self._in_huge_line, self.offset, rest = True, self.offset + len(rest), b""
+                    skipped += len(block)
+                    if skipped > MAX_SKIPPED_BYTES:  # no run writes that: what is there now is not worth reading
+                        self._in_huge_line, self.damaged, self.offset = False, self.damaged + 1, found.st_size
+                        return
                 if left > 0 and self.offset > began and time.monotonic() > deadline:
                     self.more = True
                     return
