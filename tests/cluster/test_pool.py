@@ -78,8 +78,10 @@ def test_a_job_that_raises_is_not_run_again(pool_of, tmp_path):
         pool_of(jobs.count_and_fail).run(tmp_path, range(3))
     assert "in count_and_fail" in str(raised.value.__cause__)  # the worker's own traceback
     assert len(list(tmp_path.iterdir())) == 1
+    pool = pool_of(jobs.fail)
     with pytest.raises(WorkerError, match="KeyError: 'the bug'"):
-        pool_of(jobs.fail).run(None, range(3))
+        pool.run(None, [1])
+    assert pool.status().workers == 0  # also when it was the last job, the workers are gone
 
 
 def test_what_a_node_lacks_is_told_before_any_job(pool_of):

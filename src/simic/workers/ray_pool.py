@@ -69,8 +69,9 @@ class RayPool(Pool):
             self._call(dispatcher.begin, pickle.dumps(common, protocol=5), list(jobs))
             while unfinished:
                 for index, answer in self._call(dispatcher.turn):
+                    result = self._result(index, answer)
                     unfinished -= 1
-                    yield index, self._result(index, answer)
+                    yield index, result
         finally:
             # An error, or a caller that stopped iterating: workers would go on with jobs that nobody wants.
             if unfinished and version == self._version:
