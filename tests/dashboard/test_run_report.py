@@ -84,3 +84,9 @@ def test_run_that_has_just_begun(tmp_path):
 
 def test_running_mean_by_hand():
     np.testing.assert_allclose(running_mean(np.array([2.0, 4.0, 9.0]), 2), [2.0, 3.0, 6.5])
+
+
+def test_a_run_of_one_update_has_no_halves(tmp_path):
+    run = write_recorded(tmp_path / "run", updates=1)
+    write_run_report(run, tmp_path / "report.html")
+    assert "All updates" in (tmp_path / "report.html").read_text()

@@ -170,10 +170,12 @@ def _seeds(state: RunState) -> list[Chart]:
     rows = [row for row in state.rows.values() if row.seeds]
     if not rows:
         return []
-    halves = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    parts = [(f"Updates {part[0].first} to {part[-1].update}", part) for part in halves]
+    parts = [("All updates", rows)]
+    if len(rows) > 1 and not state.decisions:
+        halves = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+        parts = [(f"Updates {part[0].first} to {part[-1].update}", part) for part in halves]
     order, drawn = list(_by_blueprint(rows)), []
-    for title, part in parts if len(rows) > 1 and not state.decisions else [("All updates", rows)]:
+    for title, part in parts:
         counts = _by_blueprint(part)
         bars = [(blueprint, counts.get(blueprint, Counter())) for blueprint in order]
         drawn.append(draw_chart(partial(_draw_fates, rows=bars), title, size=(5, rows_height(len(bars)))))
