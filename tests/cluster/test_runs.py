@@ -49,7 +49,7 @@ def test_killed_workers_and_nodes_change_nothing(chain, cluster: SimulatedCluste
     rng.shuffle(losses)
     for updates, lose in zip(sorted(rng.sample(range(UPDATES - 1), 2)), losses, strict=True):
         command.wait_for_updates(run, updates)
-        wait_until(lambda: bool(run.starts), "the run had started", 60)
+        wait_until(lambda: bool(run.starts), "the run had started")
         time.sleep(rng.uniform(0, 0.4))
         lose()
         if len(cluster.nodes) < 2:
@@ -63,7 +63,7 @@ def test_killed_workers_and_nodes_change_nothing(chain, cluster: SimulatedCluste
 
 
 def kill_worker(rng: random.Random) -> None:
-    wait_until(lambda: bool(worker_pids()), "there was a worker to kill", 60)
+    wait_until(lambda: bool(worker_pids()), "there was a worker to kill")
     os.kill(rng.choice(worker_pids()), signal.SIGKILL)
 
 
