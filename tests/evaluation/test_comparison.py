@@ -335,6 +335,8 @@ def test_the_command_writes_results_table_and_report(compete_on, tmp_path, capsy
         ("--tasks fashion-cn", "did you mean fashion-cnn?"),
         ("--rng-seeds 0", "at least one"),
         ("--workers -1", "workers must not be negative, got -1"),
+        ("--address auto", "--address is for --backend ray: add that, or leave it out"),
+        ("--gpus-per-worker 1", "--gpus-per-worker is for --backend ray"),
         ("--ablations", "name one with --controllers"),
         ("--horizon 0", "horizon must be at least 1"),
     ],

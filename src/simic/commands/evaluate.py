@@ -13,7 +13,7 @@ from simic.evaluation.config import EvaluationConfig
 from simic.storage.run_directory import new_directory
 from simic.tasks.registry import check_data
 from simic.training.preflight import check_output_directory
-from simic.workers.placement import Backend
+from simic.workers.placement import Placement
 
 EVALUATIONS = Path("evaluations")
 
@@ -33,22 +33,14 @@ class EvaluateCommand:
     out: Path | None = None
     """Directory of the results, where an interrupted evaluation continues; by default a new one in evaluations/, named
     after the time."""
-    workers: int | None = None
-    """Processes that train hosts: by default 2, or with --address one per CPU of the cluster; 0 uses the main process.
-    The result is the same."""
-    backend: Backend = "local"
-    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
-    address: str | None = None
-    """The Ray cluster for --backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray
-    is started on this machine."""
-    gpus_per_worker: float = 0.0
-    """GPUs, or the share of one, that --backend ray reserves for each worker."""
+    placement: dict[str, Any] = field(default_factory=dict, metadata={"config": ConfigFlags(config=Placement)})
+    """Where hosts are trained, given by flags."""
     quiet: bool = False
     """Print nothing."""
 
     def run(self) -> int:
         """Check what needs no torch, then compare."""
-        placement = placement_of(self)
+        placement = placement_of(self.placement)
         rng_seeds = tuple(range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds))
         config = EvaluationConfig(rng_seeds=rng_seeds, **self.settings)
         check_data((task.name for task in config.named_tasks), config.data_dir)

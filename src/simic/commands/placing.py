@@ -1,36 +1,18 @@
-"""The flags that say where hosts are trained, as evaluate and plan have them."""
+"""The flags of evaluate and plan that say where hosts are trained."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from simic.workers.placement import Backend, Placement, check_backend
-
-
-class Placed(Protocol):
-    """A command with these flags."""
-
-    @property
-    def workers(self) -> int | None: ...
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def address(self) -> str | None: ...
-    @property
-    def gpus_per_worker(self) -> float: ...
+from simic.workers.placement import RAY_ONLY, Placement, check_backend
 
 
-def placement_of(command: Placed) -> Placement:
-    """The placement that a command's flags ask for; raises if it cannot work here."""
-    if command.backend != "ray":
-        for flag, given in (("--address", command.address), ("--gpus-per-worker", command.gpus_per_worker)):
-            if given:
-                raise ValueError(f"{flag} is for --backend ray: add that, or leave it out")
-    placement = Placement(
-        workers=command.workers,
-        backend=command.backend,
-        address=command.address,
-        gpus_per_worker=command.gpus_per_worker,
-    )
-    check_backend(command.backend)
+def placement_of(given: Mapping[str, Any]) -> Placement:
+    """The placement that flags ask for; raises if it cannot work here, or if a flag would do nothing."""
+    placement = Placement(**given)
+    for name in RAY_ONLY:
+        if name in given and placement.backend != "ray":
+            raise ValueError(f"--{name.replace('_', '-')} is for --backend ray: add that, or leave it out")
+    check_backend(placement.backend)
     return placement

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from simic.commands.flags import PLUGIN
+from simic.commands.flags import PLUGIN, ConfigFlags
 from simic.commands.placing import placement_of
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.parsing import parse_tasks
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.tasks.registry import check_data
 from simic.training.preflight import check_output_file
-from simic.workers.placement import Backend
+from simic.workers.placement import Placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,8 @@ class PlanCommand:
     """Module to import that registers tasks, rewards, controllers and so on; may be repeated."""
     out: Path | None = None
     """File of the result; by default plan.json or scale.json."""
-    workers: int | None = None
-    """Processes that train hosts: by default 2, or with --address one per CPU of the cluster; 0 uses the main process.
-    The result is the same."""
-    backend: Backend = "local"
-    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
-    address: str | None = None
-    """The Ray cluster for --backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray
-    is started on this machine."""
-    gpus_per_worker: float = 0.0
-    """GPUs, or the share of one, that --backend ray reserves for each worker."""
+    placement: dict[str, Any] = field(default_factory=dict, metadata={"config": ConfigFlags(config=Placement)})
+    """Where hosts are trained, given by flags."""
     quiet: bool = False
     """Print nothing."""
 
@@ -58,13 +50,13 @@ class PlanCommand:
         """Check what needs no torch, then search."""
         if self.rng_seed < 0:
             raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")
-        placement = placement_of(self)
+        placement = placement_of(self.placement)
         check_data((task.name for task in parse_tasks(self.tasks, 1)), self.data_dir)
         out = self.out or Path(f"{self.kind}.json")
         check_output_file(out)
         from simic.evaluation.plan_search import GRIDS, search
 
-        elsewhere = ("kind", "plugins", "out", "workers", "backend", "address", "gpus_per_worker")
+        elsewhere = ("kind", "plugins", "out", "placement")
         settings = {name: value for name, value in asdict(self).items() if name not in elsewhere}
         search(GRIDS[self.kind](), placement=placement, **settings).save(out)
         return 0

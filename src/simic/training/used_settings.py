@@ -15,13 +15,13 @@ from typing import Any
 from simic.config import RunConfig, to_dict
 from simic.control.registry import CONTROLLERS
 from simic.storage.json_files import JsonError, parse_json
+from simic.workers.placement import RAY_ONLY
 
 EPISODES_FORMAT = "simic-episodes"
 """Format name in files of recorded episodes."""
 PPO_ONLY = ("twins", "thresholds", "ppo")
 SHARED = ("gamma", "adam_epsilon", "critic_weight_decay", "normalize_values", "scale_rewards")
 """PPO's settings that imitation and IQL read too: those of the optimizer and of the scales of rewards and values."""
-RAY_ONLY = ("address", "gpus_per_worker")
 PLACING = ("workers", "backend", *RAY_ONLY)
 PLAYING = (
     *("task", "data_dir", *PLACING, "episode", "lifecycle"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Backend = Literal["local", "ray"]
+RAY_ONLY = ("address", "gpus_per_worker")
+"""What only the backend ray reads."""
 DEFAULT_WORKERS = 2
 """Worker processes on one machine."""
 
@@ -16,13 +18,15 @@ class Placement:
     """How many workers run jobs, and on which machines."""
 
     workers: int | None = None
-    """Number of workers. By default 2; with an address, one per CPU of the cluster. 0: jobs run in this process."""
+    """Processes that train hosts: by default 2, or with an address one per CPU of the cluster; 0 uses the main process.
+    The result is the same."""
     backend: Backend = "local"
-    """Processes of this machine (local), or Ray."""
+    """Where workers run: processes of this machine (local), or a Ray cluster (ray). The result is the same."""
     address: str | None = None
-    """Of a Ray cluster, HOST:PORT, or `auto` for the one that this machine belongs to; None starts Ray here."""
+    """The Ray cluster for backend ray: HOST:PORT, or `auto` for the one that this machine belongs to. By default Ray is
+    started on this machine."""
     gpus_per_worker: float = 0.0
-    """GPUs, or the share of one, that Ray reserves for each worker."""
+    """GPUs, or the share of one, that backend ray reserves for each worker."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
