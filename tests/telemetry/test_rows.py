@@ -91,11 +91,13 @@ def test_timings_are_a_row_per_phase_and_performance_one_per_update(tmp_path):
         seconds={"rollout": 2.0, "update": 1.0},
         decisions_per_second=8.0,
         memory_mb={"learner": 5.0},
+        workers={"count": 4, "nodes": 2},
     )
     found = tables(tmp_path, event)
     assert [(row["phase"], row["seconds"]) for row in found["timings"]] == [("rollout", 2.0), ("update", 1.0)]
     (row,) = found["performance"]
     assert (row["seconds"], row["decisions_per_second"], row["memory_mb"]) == (3.0, 8.0, {"learner": 5.0})
+    assert row["workers"] == {"count": 4, "nodes": 2}
     assert row["time"] == datetime(1970, 1, 1, 0, 1)
 
 

@@ -88,7 +88,7 @@ class TableRows:
                 for phase, seconds in event.seconds.items():
                     self._rows["timings"].append((run, update, moment, phase, seconds))
                 whole = sum(event.seconds.values())
-                row = (run, update, moment, whole, event.decisions_per_second, event.memory_mb)
+                row = (run, update, moment, whole, event.decisions_per_second, event.memory_mb, event.workers)
                 self._rows["performance"].append(row)
             case EpisodeTrace():
                 self._rows["slots"] += _slot_states(run, event)

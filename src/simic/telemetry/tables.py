@@ -81,7 +81,7 @@ SPECIAL = {
         ),
     ),
     "performance": Schema(
-        "Speed and memory in every update.",
+        "Speed, memory and workers in every update.",
         (
             RUN,
             UPDATE,
@@ -89,6 +89,7 @@ SPECIAL = {
             Column("seconds", "DOUBLE", "Duration of the whole update."),
             Column("decisions_per_second", "DOUBLE", "Decisions of all hosts per second of it."),
             Column("memory_mb", "MAP(VARCHAR, DOUBLE)", "Peak memory so far, of the learner and of its workers."),
+            Column("workers", "MAP(VARCHAR, BIGINT)", "How many workers there are, on how many machines."),
         ),
     ),
     "slots": Schema(
