@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from helpers.clusters import SETTINGS, SimulatedCluster
-from helpers.fault_runs import FaultRun, finish
+from helpers.fault_fixtures import reference, run
+
+__all__ = ["reference", "run"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,18 +43,6 @@ def cluster() -> Iterator[SimulatedCluster]:
         made.add_node()
     yield made
     made.shutdown()
-
-
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> FaultRun:
-    """A run in one process that is never disturbed."""
-    return finish(FaultRun(tmp_path_factory.mktemp("reference") / "run"))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> FaultRun:
-    """A run that has not started yet."""
-    return FaultRun(tmp_path / "run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
