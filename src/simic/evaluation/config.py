@@ -36,6 +36,9 @@ class EvaluationConfig:
     """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide (as
     many parameters as it ended with), replay and shuffled; and with static_scaled, every host widened by one factor
     that was found on training tasks (by `simic plan --kind scale`)."""
+    scales: tuple[float, ...] = ()
+    """Also compare hosts widened to these multiples of their parameters, such as 2 4 8 16: the test metric against
+    training compute becomes a curve, and every controller is compared with a wider host of equal compute."""
     sample: bool = False
     """Learned controllers sample their actions instead of taking the most probable one."""
     data_dir: str | None = None
@@ -50,6 +53,8 @@ class EvaluationConfig:
             raise ValueError(f"rng seeds must be at least one, different and not negative, got {self.rng_seeds}")
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
+        if any(scale <= 1 for scale in self.scales) or len(set(self.scales)) < len(self.scales):
+            raise ValueError(f"--scales must be different factors above 1 (1 is the host alone), got {self.scales}")
         EpisodeConfig(horizon=self.horizon)
         _ = self.lifecycle
         if self.candidates and len(self.rng_seeds) * len(self.named_tasks) == 1:
@@ -63,7 +68,7 @@ class EvaluationConfig:
     @cached_property
     def lineup(self) -> Lineup:
         """The candidates, and notes on how ambiguous words were read."""
-        return parse_controllers(self.controllers, ablations=self.ablations, objects=self.objects)
+        return parse_controllers(self.controllers, ablations=self.ablations, scales=self.scales, objects=self.objects)
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -91,5 +96,6 @@ class EvaluationConfig:
         words += [f"--seeds-per-slot {per_slot}"] * (per_slot != LifecycleConfig.seeds_per_slot)
         words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
         words += [f"--plugin {name}" for name in loaded_plugins()]
+        words += [f"--scales {' '.join(f'{scale:g}' for scale in self.scales)}"] if self.scales else []
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample
         return " ".join(words)
