@@ -71,11 +71,11 @@ def resnets(number=3, **settings) -> StackedHosts:
 
 
 def trained(hosts: StackedHosts, steps=3):
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        x, y = torch.randn(3, 16, 3, 8, 8, generator=generator), torch.arange(16) % 5
-        hosts.train_step(x, y.expand(3, 16), torch.full((3,), 1e-2))
-    return [*hosts.hosts.tensors(), *hosts.evaluate(x, y.expand(3, 16))]
+    batches = torch.randn(steps, 3, 16, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    y = (torch.arange(16) % 5).expand(3, 16)
+    for x in batches:
+        hosts.train_step(x, y, torch.full((3,), 1e-2))
+    return [*hosts.hosts.tensors(), *hosts.evaluate(batches[-1], y)]
 
 
 @pytest.mark.parametrize(("at_once", "large"), [(1, 1 << 30), (2, 1 << 30), (1, 0)])
