@@ -85,7 +85,11 @@ class HostTrainings:
             config=hosts,
         )
         self.data = StackedData(
-            [own.data for own in drawn], rng_seeds, batch_size=task.batch_size, device=self.hosts.device
+            [own.data for own in drawn],
+            rng_seeds,
+            batch_size=task.batch_size,
+            device=self.hosts.device,
+            augment=task.augment,
         )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)

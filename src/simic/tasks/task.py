@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from simic.growth.isolation import evaluating
+from simic.tasks.augmentation import Augment, augmented
 from simic.tasks.data import Data
 from simic.tasks.hosts import check_positive
 from simic.tasks.problems import Traits
@@ -112,6 +113,8 @@ class Task:
     """(logits, targets) -> mean score over the batch, in [0, 1], the higher the better."""
     length: Length | None = None
     """How long hosts are trained; None leaves it to the settings of the run."""
+    augment: Augment | None = None
+    """(inputs of a training batch, generator) -> changed inputs, drawn from the generator; see `CropAndFlip`."""
 
     def __post_init__(self) -> None:
         check_positive(batch_size=self.batch_size, learning_rate=self.learning_rate)
@@ -119,6 +122,8 @@ class Task:
             raise ValueError(f"slots must be a tuple of segments, got the text {self.slots!r}: write ({self.slots!r},)")
         if not self.slots:
             raise ValueError(f"task {self.name} needs at least one slot, got none: name a segment of its host")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"augment must be a function (inputs, generator) -> inputs, got {self.augment!r}")
         if self.optimizer not in get_args(Optimizer):
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
 
@@ -157,7 +162,8 @@ class Task:
         """One host epoch in an order drawn from `generator`; the last batch may be smaller."""
         order = torch.randperm(len(self.data.train_x), generator=generator)
         for chosen in order.split(self.batch_size):
-            yield self.data.train_x[chosen], self.data.train_y[chosen]
+            x = self.data.train_x[chosen]
+            yield x if self.augment is None else augmented(self.augment, x, generator), self.data.train_y[chosen]
 
 
 def evaluate(model: nn.Module, task: Task, split: str = "validation") -> dict[str, float]:
