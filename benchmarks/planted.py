@@ -12,14 +12,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
 from helpers.planted import HORIZON, NEVER, PLANTED
 from lab import run_parallel
 
-from simic.control.baselines import Controller
 from simic.control.plan import PlanController
 from simic.control.registry import make_controller
 from simic.environment.config import EpisodeConfig, GovernorConfig
@@ -75,9 +74,8 @@ def measure(job: Job) -> float:
         governor=GovernorConfig(),
     )
     plans = {RIGHT: planted.right, ALONE: NEVER}
-    controller: Controller = (
-        PlanController(plans[job.controller]) if job.controller in plans else make_controller(job.controller)
-    )
+    plan = plans.get(job.controller)
+    controller: Any = make_controller(job.controller) if plan is None else PlanController(plan)
     trainings = settings.trainings(planted.make_task())
     _, episodes = evaluate_episodes(trainings, controller.act, settings.rng_seeds, trainings.hosts.host_parameters)
     return float(np.mean([episode["score"] for episode in episodes]))

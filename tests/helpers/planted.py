@@ -12,6 +12,7 @@ behind the stem can see (depth): beside it, it would have to make the waves itse
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from helpers.tiny_comparison import make_task
 from simic.control.plan import Plan
 from simic.tasks.data import Data
-from simic.tasks.task import Task
+from simic.tasks.task import Length, Task
 
 HORIZON = 24
 """Decisions per episode."""
@@ -93,20 +94,25 @@ def needs_both() -> Task:
 
 
 def too_few_data() -> Task:
-    """A plane in 16 dimensions from 64 samples, a fifth labelled wrongly: larger networks learn these by heart."""
+    """A plane in 16 dimensions from 96 samples, three of ten labelled wrongly: large networks learn these by heart."""
 
     def label(x: Tensor, train: bool) -> Tensor:
-        wrong = torch.rand(len(x), generator=torch.Generator().manual_seed(1)) < 0.2
+        wrong = torch.rand(len(x), generator=torch.Generator().manual_seed(1)) < 0.3
         return (x[:, :4].sum(1) > 0) ^ (wrong & train)
 
     return make_task(
-        data=draw_data((64, 256, 512), 16, label),
+        data=draw_data((96, 512, 512), 16, label),
         make_host=lambda: nn.Sequential(OrderedDict(stem=nn.Linear(16, 8), head=nn.Linear(8, 2))),
         host_of_width=None,
         slots=("stem",),
         learning_rate=1e-2,
         batch_size=16,
     )
+
+
+def cut_in_half() -> Task:
+    """Depth pays, but training ends half way, without notice: a seed that is not part of the host by then is lost."""
+    return replace(needs_depth(), length=Length(host_epochs=HORIZON // 2, planned=HORIZON, anneal=False))
 
 
 def draw_data(
@@ -124,6 +130,8 @@ BEHIND, BESIDE = {"mlp": Plan(blueprints=("mlp",))}, {"widen": Plan(blueprints=(
 BEHIND_TWICE = {"mlp_large twice": Plan(max_seeds=2, interval=1, reads="output", size=1.0)}
 BESIDE_TWICE = {"widen_large twice": Plan(max_seeds=2, interval=1, reads="input", size=1.0)}
 BOTH = Plan(max_seeds=2, interval=1, reads="both", size=0.6)
+LATE = {"late": Plan(blueprints=("mlp",), first=9)}
+"""In time to fossilize in a whole episode, not in half of one."""
 LARGE = {name: Plan(blueprints=(name,)) for name in ("mlp_large", "widen_large")}
 
 PLANTED = {
@@ -133,5 +141,6 @@ PLANTED = {
         needs_depth, BEHIND["mlp"], {"never": NEVER} | BESIDE | BESIDE_TWICE, 40, seeds_per_slot=2
     ),
     "both": Planted(needs_both, BOTH, {"never": NEVER} | BEHIND_TWICE | BESIDE_TWICE, 20, seeds_per_slot=2),
-    "too few data": Planted(too_few_data, NEVER, LARGE, 3),
+    "too few data": Planted(too_few_data, NEVER, LARGE, 5),
+    "cut in half": Planted(cut_in_half, BEHIND["mlp"], {"never": NEVER} | LATE, 40),
 }
