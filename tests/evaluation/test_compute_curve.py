@@ -157,18 +157,23 @@ def test_evaluate_plays_scales_and_the_host_alone(tiny_comparison_task, capsys):
     assert "gain at equal compute" in comparison.table()
 
 
-def test_hosts_of_one_width_leave_the_curve_to_the_other_tasks(monkeypatch, capsys):
+def test_hosts_of_one_width_leave_the_curve_to_the_other_tasks(monkeypatch, capsys, tmp_path):
     task = make_task()
     rigid = replace(task, host_of_width=None)
     monkeypatch.setattr(NamedTask, "find", lambda self: rigid if self.name == "digits-mlp" else task)
-    results = evaluate(["wait"], ["spirals-mlp", "digits-mlp"], rng_seeds=2, horizon=2, scales=[2], quiet=False).results
+    results = evaluate(
+        ["wait"], ["spirals-mlp", "digits-mlp"], rng_seeds=2, horizon=2, scales=[2], quiet=False, out=tmp_path
+    ).results
     assert results["compute_curve"]["tasks"] == ["spirals-mlp"]
     assert "scaled_2x is left out" in results["notes"][0]
-    assert "1 of 2 tasks" in capsys.readouterr().out
+    assert "is of 1 of 2 tasks" in capsys.readouterr().out.replace("\n", " ")
+    page = (tmp_path / "report.html").read_text()
+    assert "is of 1 of 2 tasks" in page
+    assert "minus the host&#39;s, against training compute" in page
     assert {episode["controller"] for episode in results["episodes"]} == {"wait"}
 
 
-@pytest.mark.parametrize("scales", [(1.0,), (2.0, 2.0), (0.5, 2.0)])
+@pytest.mark.parametrize("scales", [(1.0,), (2.0, 2.0), (0.5, 2.0), (5000.0,), (math.nan,)])
 def test_wrong_scales_are_told(scales):
-    with pytest.raises(ValueError, match=r"--scales must be different factors above 1 \(1 is the host alone\), got"):
+    with pytest.raises(ValueError, match="--scales must be different factors above 1, which is the host alone, and at"):
         evaluate(["wait"], ["spirals-mlp"], rng_seeds=2, scales=scales)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simic.dashboard import evaluation_charts as charts
-from simic.dashboard.charts import FATES, INK, Chart, draw_chart, lines_height, rows_height
+from simic.dashboard.charts import FATES, Chart, draw_chart, lines_height, rows_height
 from simic.dashboard.page import Cell, Table, format_amount, legend, write_page
 from simic.evaluation.groups import Groups
 from simic.evaluation.output import FORMAT, MAIN_FIGURE, curve_warnings, describe_front
@@ -22,6 +22,8 @@ FEW_HOSTS = 20
 """With fewer the bootstrap has too little to draw from."""
 MAX_HOSTS = 4
 """Hosts whose growth is shown."""
+GREY = "#8A8A8A"
+"""Of wider hosts that are left out of other charts, as not every task has them."""
 MAX_BYTES, MAX_VALUES = 2**27, 4_000_000
 """Of a results.json: an evaluation of some 25,000 hosts."""
 
@@ -160,7 +162,7 @@ def _compute_curve(results: Results) -> dict[str, Any] | None:
     if curve is None:
         return None
     colours, rows = charts.row_colours(results), []
-    colours |= {label: INK for label in curve["curve"] if label not in colours}  # left out of the other tables
+    colours |= {label: GREY for label in curve["curve"] if label not in colours}  # left out of the other tables
     for point in curve["points"]:
         equal, gain = point["metric_at_equal_compute"], point["gain_at_equal_compute"]
         figures = [_interval(point["metric"]), _interval(point["gain_over_host"], "+.2f"), describe_front(point)]

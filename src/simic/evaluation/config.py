@@ -8,6 +8,7 @@ from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
 from simic.evaluation.parsing import Candidate, Lineup, NamedTask, parse_controllers, parse_tasks
+from simic.evaluation.scale import MAX_FACTOR
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.plugins import loaded_plugins
 
@@ -53,8 +54,12 @@ class EvaluationConfig:
             raise ValueError(f"rng seeds must be at least one, different and not negative, got {self.rng_seeds}")
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
-        if any(scale <= 1 for scale in self.scales) or len(set(self.scales)) < len(self.scales):
-            raise ValueError(f"--scales must be different factors above 1 (1 is the host alone), got {self.scales}")
+        in_range = all(1 < scale <= MAX_FACTOR for scale in self.scales)
+        if not in_range or len(set(self.scales)) < len(self.scales):
+            raise ValueError(
+                f"--scales must be different factors above 1, which is the host alone, and at most {MAX_FACTOR:g}, "
+                f"got {self.scales}"
+            )
         EpisodeConfig(horizon=self.horizon)
         _ = self.lifecycle
         if self.candidates and len(self.rng_seeds) * len(self.named_tasks) == 1:
