@@ -20,8 +20,8 @@ SIZES = (512, 512, 512)
 CLEVER = ["heuristic", *(["pretrained"] if pretrained.CONTROLLER.is_file() else [])]
 """Controllers that should find out what a task is worth."""
 GAINS: dict[str, dict[str, float]] = {
-    # Seeds of the wrong kind gain less: those behind the stem 12 points on `width` and 31 on `both`. On `too few data`
-    # a large seed loses 10: the heuristic, which learns only by trying, loses less than half of that.
+    # Seeds of the wrong kind gain less: those behind the stem 11 points on `width` and 29 on `both`. On `too few data`
+    # a large seed loses 9 or 10: the heuristic, which learns only by trying, loses less than half of that.
     "heuristic": {"width": 20, "depth": 30, "depth, two seats": 30, "both": 40, "too few data": -5, "cut in half": 30},
     "pretrained": {"width": 20, "depth": 30, "depth, two seats": 30, "both": 40, "too few data": -2, "cut in half": 30},
 }
