@@ -12,20 +12,10 @@ from hypothesis import strategies as st
 
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
+from simic.control.feature_view import view_facts
+from simic.control.features import BASE_FEATURES, BLUEPRINT_FEATURES, BLUEPRINT_KINDS, KINDS, SLOT_FEATURES
 from simic.control.legality import legal_masks
-from simic.control.observation import (
-    BASE_FEATURES,
-    BLUEPRINT_FEATURES,
-    BLUEPRINT_KINDS,
-    KINDS,
-    SLOT_FEATURES,
-    Observation,
-    ObservationSpec,
-    _view,
-    flat_names,
-    flatten,
-    observe,
-)
+from simic.control.observation import Observation, ObservationSpec, flat_names, flatten, observe
 from simic.growth.blueprints import BLUEPRINTS
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import SlotState, execute, tick
@@ -290,7 +280,7 @@ def test_every_feature_computes_as_many_values_as_it_names(table):
     """Assigning into the result would broadcast one value over several parts."""
     facts = live(1, 3, 2, "shadow", 9, lambda shape: np.full(shape, 0.5))
     blueprints = observe(facts).blueprints
-    source = facts if table == "blueprint" else _view(facts, legal_masks(facts).slot, blueprints)
+    source = facts if table == "blueprint" else view_facts(facts, legal_masks(facts).slot, blueprints)
     leading = {"base": (3,), "slot": (3, 2), "blueprint": (2, len(NAMES))}[table]
     for feature in TABLES[table].features:
         with np.errstate(all="ignore"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simic.control.learned import make_network
-from simic.control.observation import BLUEPRINT_FEATURES, SLOT_FEATURES
+from simic.control.features import BASE_FEATURES, BLUEPRINT_FEATURES, SLOT_FEATURES
 from simic.policy.agent_state import check_format
 from simic.policy.config import PolicyConfig
 from simic.policy.network import FactoredRecurrentActorCritic
