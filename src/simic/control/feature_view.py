@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simic.control.facts import Facts
+from simic.control.facts import Architecture, Facts
 from simic.lifecycle.slots import SlotState
 
 WINDOW = 16
@@ -26,6 +26,7 @@ class View:
     """Facts, and quantities that several features share."""
 
     facts: Facts
+    host: Architecture
     slots: SlotState
     num_slots: int  # at least 1, to divide by
     legal: np.ndarray  # (N, ops, S)
@@ -53,6 +54,7 @@ def view_facts(facts: Facts, legal: np.ndarray, blueprints: np.ndarray) -> View:
     guess_known = np.isfinite(facts.random_guess_loss) & (facts.random_guess_loss > 0)
     return View(
         facts=facts,
+        host=facts.architecture or Architecture.unknown(facts.slots.stage.shape[1]),
         slots=facts.slots,
         num_slots=max(1, facts.slots.stage.shape[1]),
         legal=legal,
@@ -74,11 +76,17 @@ def relative_change(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     return (new - old) / (np.abs(new) + np.abs(old))
 
 
-def relative_slope(window: np.ndarray) -> np.ndarray:
-    """Least-squares slope per host epoch over the longest span, divided by the mean magnitude; NaN are skipped."""
+def slope(window: np.ndarray) -> np.ndarray:
+    """Least-squares slope per host epoch over the longest span (N,); NaN are skipped."""
     recent = window[:, -1 - SPANS[-1] :]
     seen, time = ~np.isnan(recent), np.arange(SPANS[-1] + 1)
-    values, count = np.where(seen, recent, 0.0), seen.sum(1, keepdims=True)
     # Sums of products rather than matrix products, whose rounding depends on how many hosts there are.
-    centred = seen * (time - (seen * time).sum(1, keepdims=True) / count)
-    return (centred * values).sum(1) / (centred**2).sum(1) / (np.abs(values).sum(1) / count[:, 0])
+    centred = seen * (time - (seen * time).sum(1, keepdims=True) / seen.sum(1, keepdims=True))
+    return (centred * np.where(seen, recent, 0.0)).sum(1) / (centred**2).sum(1)
+
+
+def relative_slope(window: np.ndarray) -> np.ndarray:
+    """`slope` over the mean magnitude of the same host epochs."""
+    recent = window[:, -1 - SPANS[-1] :]
+    seen = ~np.isnan(recent)
+    return slope(window) / (np.abs(np.where(seen, recent, 0.0)).sum(1) / seen.sum(1))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simic.control.facts import Facts
+from simic.control.facts import LAYER_KINDS, Facts
 from simic.control.feature_view import (
     ACCURACY,
     LARGEST,
@@ -23,6 +23,7 @@ from simic.control.feature_view import (
     View,
     relative_change,
     relative_slope,
+    slope,
 )
 from simic.lifecycle.actions import STYLES, Column, Op
 from simic.lifecycle.stages import INCUBATIONS, Stage
@@ -164,6 +165,21 @@ def _size_rank(facts: Facts) -> np.ndarray:
     return smaller / np.maximum(fits.sum(1, keepdims=True) - 1, 1)
 
 
+def _above_chance(view: View) -> np.ndarray:
+    """0 for a uniform guess among the outputs, 1 for an accuracy of 1; NaN with a single output."""
+    chance = 1 / view.host.outputs if view.host.outputs > 1 else np.nan
+    return (view.now[ACCURACY] - chance) / (1 - chance)
+
+
+def _gap_slope(view: View) -> np.ndarray:
+    return slope(relative_change(view.history[VAL_LOSS], view.history[TRAIN_LOSS]))
+
+
+def _in_to_out(view: View) -> np.ndarray:
+    inputs = np.where(view.host.in_features > 0, view.host.in_features, np.nan)
+    return np.log2(inputs / view.host.features)
+
+
 # fmt: off
 _SPAN_NAMES = tuple(f"over_{span}" for span in SPANS)
 _OP_NAMES = tuple(str(op) for op in Op)
@@ -201,6 +217,29 @@ BASE_FEATURES = Table(
             lambda v: _one_hot(v.facts.previous_action[:, Column.OP], len(Op)), None, _OP_NAMES),
     Feature("incubation", "how seeds learn before they count",
             lambda v: [mode == v.facts.lifecycle.incubation for mode in INCUBATIONS], None, INCUBATIONS),
+    # What tells hosts apart before the first seed. Where no flag says so, 0 means that it is not known.
+    Feature("batches", "log2(1 + optimizer steps of a host epoch)", lambda v: np.log2(1 + v.facts.batches), 5),
+    Feature("samples", "log2(1 + training samples) / 32", lambda v: np.log2(1 + v.facts.train_samples) / 32),
+    Feature("samples_per_parameter", "log2(training samples / host's parameters)",
+            lambda v: np.log2(v.facts.train_samples / np.maximum(v.facts.host_parameters, 1)), 4),
+    Feature("inputs", "log2(1 + features that the first layer reads)", lambda v: np.log2(1 + v.host.inputs), 5),
+    Feature("outputs", "log2(1 + outputs), of a classifier its classes", lambda v: np.log2(1 + v.host.outputs), 3),
+    Feature("depth", "log2(1 + layers with a weight matrix)", lambda v: np.log2(1 + v.host.depth), 3),
+    Feature("layers", "share of the host's parameters", lambda v: v.host.shares, None, LAYER_KINDS),
+    Feature("batch_norm", "samples of a batch are normalised together", lambda v: v.host.batch_norm),
+    Feature("learning_rate", "log10(learning rate / usual one)", lambda v: np.log10(v.facts.learning_rate), 1),
+    Feature("annealed", "first minus present learning rate over their sum",
+            lambda v: relative_change(v.facts.first_learning_rate, v.facts.learning_rate)),
+    Feature("optimizer", "its kind",
+            lambda v: v.facts.adaptive[:, None] == np.array([1, 0]), None, ("adaptive", "sgd")),
+    Feature("loss_noise", "standard deviation of batch losses over their mean", lambda v: v.facts.loss_noise, 0.1),
+    Feature("loss_noise_known", "it was measured", lambda v: ~np.isnan(v.facts.loss_noise)),
+    Feature("gradient_to_weight", "log10(norm of the host's gradient / of its weights)",
+            lambda v: np.log10(v.facts.host_gradient_norm / v.facts.host_weight_norm), 1),
+    Feature("overfitting_slope", "slope of overfitting per host epoch", _gap_slope, 0.02),
+    Feature("metric_error", "standard error of the metric",
+            lambda v: v.facts.metric_error / v.facts.metric_scale, 0.02),
+    Feature("above_chance", "accuracy above a uniform guess, as a share of what is possible", _above_chance),
 )
 
 # Of each blueprint in each slot; all 0 where it does not fit. Also part of the slot table, for the seed's blueprint.
@@ -245,5 +284,9 @@ SLOT_FEATURES = Table(
     Feature("legal", "operations that are legal here", lambda v: v.legal.transpose(0, 2, 1), None, _OP_NAMES),
     Feature("blueprint", "the blueprint of its seed", _seed_blueprint, None, BLUEPRINT_FEATURES.names),
     Feature("seat", "share of the seeds of its submodule that come before it", _seat),
+    Feature("width", "log2(1 + features)", lambda v: np.log2(1 + v.host.features), 5),
+    Feature("in_to_out", "log2(features of the submodule's input / of its output), if seeds can read it",
+            _in_to_out, 1),
+    Feature("positions", "log2(1 + pixels or places)", lambda v: np.log2(1 + v.host.positions), 4),
 )
 # fmt: on
