@@ -34,7 +34,7 @@ from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.snapshot import Snapshot
-from simic.tasks.task import Task
+from simic.tasks.task import Length, Task
 from simic.tasks.variation import HostTask
 
 EVALUATION_CHUNK = 256
@@ -72,7 +72,7 @@ class HostTrainings:
     ) -> None:
         """One host per rng seed, on `device` (the CPU if None). Without `reward` no rewards are computed."""
         self.task, self.reward = task, reward
-        self.episode = episode or EpisodeConfig()
+        self.length = _length(task, episode or EpisodeConfig())
         drawn = [task.draw(int(rng_seed)) for rng_seed in rng_seeds]
         self.hosts = StackedHosts(
             task.make_host,
@@ -88,7 +88,11 @@ class HostTrainings:
             config=hosts,
         )
         self.data = StackedData(
-            [own.data for own in drawn], rng_seeds, batch_size=task.batch_size, device=self.hosts.device
+            [own.data for own in drawn],
+            rng_seeds,
+            batch_size=task.batch_size,
+            device=self.hosts.device,
+            augment=task.augment,
         )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)
@@ -140,7 +144,7 @@ class HostTrainings:
         broken = verdict != Verdict.OK
         # Contributions measured in a broken network do not hold for the restored one.
         note_contributions(self.hosts.slot_state, measured & ~broken[:, None], metric, switched)
-        final = (self._decision >= self.episode.horizon) & ~broken
+        final = (self._decision >= self.length.host_epochs) & ~broken
         ended = final | broken
         if ended.any():  # at the end of an episode the exported network counts, without live seeds
             exported_loss, exported_metric = self._evaluate("validation", exported=True)
@@ -165,7 +169,7 @@ class HostTrainings:
             host_parameters=np.full(n, self.hosts.host_parameters),
             seed_parameters=self.hosts.seed_parameters(),
             decision=self._decision.copy(),
-            horizon=np.full(n, self.episode.horizon),
+            horizon=np.full(n, self.length.told_host_epochs),
             previous_action=self._previous_action.copy(),
             random_guess_loss=np.full(n, self.task.random_guess_loss),
             host_gradient_norm=self.hosts.host_gradient_norm.copy(),
@@ -255,10 +259,9 @@ class HostTrainings:
 
     def _train(self) -> tuple[Tensor, Tensor]:
         """One host epoch of every host; mean and mean square of the batches' losses (N,)."""
-        share = self._decision / self.episode.horizon
-        factor = (1 + np.cos(np.pi * share)) / 2 if self.episode.anneal else np.ones(self.num_hosts)
-        rate = torch.from_numpy(self._rate * factor).to(self.hosts.hosts.rows)
-        self._training["learning_rate"] = self._relative_rate(self._rate * factor)
+        used = self._rate * self.length.rate_factor(self._decision)
+        rate = torch.from_numpy(used).to(self.hosts.hosts.rows)
+        self._training["learning_rate"] = self._relative_rate(used)
         total, squares = torch.zeros_like(rate), torch.zeros_like(rate)
         for x, y in self.data.batches():
             losses = self.hosts.train_step(x, y, rate)
@@ -300,7 +303,8 @@ class HostTrainings:
         new = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
         for name, values in self._history.items():
             values[hosts] = np.concatenate([values[hosts, 1:], new[name][hosts, None]], axis=1)
-        error = binomial_error(metric, self.data.num_targets("validation"))
+        count, is_regression = self.data.num_targets("validation"), self.task.data.is_regression
+        error = variance_error(metric, count) if is_regression else binomial_error(metric, count)
         self._training["metric_error"][hosts] = np.where(self._tells_data, error, np.nan)[hosts]
 
     def _transition(
@@ -322,7 +326,7 @@ class HostTrainings:
             final=final,
             rolled_back=broken,
             decision=before.decision,
-            horizon=after.horizon,
+            horizon=np.full(self.num_hosts, self.length.host_epochs),
             random_guess_loss=after.random_guess_loss,
             first_loss=self._first[0].copy(),
             first_metric=self._first[1].copy(),
@@ -334,6 +338,18 @@ def binomial_error(accuracy: np.ndarray, count: int) -> np.ndarray:
     """Standard error of an accuracy over `count` targets, with a success and a failure added, so that it is not 0."""
     share = (np.clip(accuracy, 0, 1) * count + 1) / (count + 2)
     return np.sqrt(share * (1 - share) / count)
+
+
+def variance_error(explained: np.ndarray, count: int) -> np.ndarray:
+    """Standard error of a share of explained variance over `count` targets whose residuals are normal."""
+    return (1 - explained) * np.sqrt(2 / count)
+
+
+def _length(task: Task, episode: EpisodeConfig) -> Length:
+    """A task's own length comes before that of the settings."""
+    if task.length is not None:
+        return task.length
+    return Length(host_epochs=episode.horizon, anneal=episode.anneal)
 
 
 def _to_numpy(*values: Tensor) -> list[np.ndarray]:
