@@ -15,8 +15,9 @@ import torch
 
 from simic import pretrained
 from simic.control.facts import Facts
+from simic.control.features import BLUEPRINT_FEATURES
 from simic.control.legality import Masks, legal_masks
-from simic.control.observation import BLUEPRINT_FEATURES, Observation, ObservationSpec, observe
+from simic.control.observation import Observation, ObservationSpec, observe
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose

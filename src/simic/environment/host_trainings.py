@@ -14,13 +14,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from simic.control.facts import FIGURES, HISTORY, Facts
+from simic.control.architecture import architecture_of
+from simic.control.facts import FIGURES, HISTORY, TRAINING_FACTS, USUAL_RATE, Facts
 from simic.control.governor import Governor, Verdict
 from simic.control.legality import Masks
 from simic.environment.attribution import EpisodeAttribution, attribute_episodes
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.seeding import tells_data
 from simic.lifecycle.actions import HEADS, Column
 from simic.lifecycle.slots import note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
@@ -33,6 +35,7 @@ from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.snapshot import Snapshot
 from simic.tasks.task import Length, Task
+from simic.tasks.variation import HostTask
 
 EVALUATION_CHUNK = 256
 """Samples of every host per forward pass in evaluation: bounds the memory."""
@@ -93,14 +96,17 @@ class HostTrainings:
         )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)
-        self._rate = np.array([own.learning_rate for own in drawn])
         self._blueprint_parameters = self.hosts.blueprint_table()
+        self._architecture = architecture_of(nn.Sequential(*self.hosts.segments), self.hosts.sites)
         n = self.hosts.num_hosts
+        self._rate, self._tells_data = np.zeros(n), np.zeros(n, dtype=bool)
         self._decision = np.zeros(n, dtype=np.int64)
         self._previous_action = np.zeros((n, len(HEADS)), dtype=np.int64)
         self._history = {name: np.full((n, HISTORY), np.nan) for name in FIGURES}
+        self._training = {name: np.full(n, np.nan) for name in TRAINING_FACTS}
         self._first = np.zeros((2, n))  # loss and metric at the start of the episode
         self._earned = np.zeros(n)
+        self._describe_training(np.arange(n), rng_seeds, drawn)
         self._begin(np.arange(n))
 
     @property
@@ -114,7 +120,7 @@ class HostTrainings:
         self.hosts.reset(hosts, np.asarray(rng_seeds))
         self.data.reset(hosts, [own.data for own in drawn], rng_seeds)
         self.governor.reset(hosts)
-        self._rate[hosts] = [own.learning_rate for own in drawn]
+        self._describe_training(hosts, rng_seeds, drawn)
         self._decision[hosts], self._previous_action[hosts], self._earned[hosts] = 0, 0, 0
         for values in self._history.values():
             values[hosts] = np.nan
@@ -167,7 +173,8 @@ class HostTrainings:
             previous_action=self._previous_action.copy(),
             random_guess_loss=np.full(n, self.task.random_guess_loss),
             host_gradient_norm=self.hosts.host_gradient_norm.copy(),
-            **{name: values.copy() for name, values in self._history.items()},
+            architecture=self._architecture,
+            **{name: values.copy() for name, values in (self._history | self._training).items()},
         )
 
     def parameters(self, *, exported: np.ndarray | bool = False) -> np.ndarray:
@@ -198,6 +205,35 @@ class HostTrainings:
     def _quality(self, loss: np.ndarray, metric: np.ndarray) -> np.ndarray:
         return quality(metric, loss, self.task.random_guess_loss, ~np.isnan(self._first[1]))
 
+    def _describe_training(self, hosts: np.ndarray, rng_seeds: Sequence[int], drawn: Sequence[HostTask]) -> None:
+        """What is known of the training of fresh hosts before it begins."""
+        self._rate[hosts] = [own.learning_rate for own in drawn]
+        self._tells_data[hosts] = [tells_data(int(rng_seed)) for rng_seed in rng_seeds]
+        for values in self._training.values():
+            values[hosts] = np.nan
+        samples = np.array([own.traits.get("data_size", len(own.data.train_x)) for own in drawn], dtype=float)
+        new = {
+            "batches": self.data.steps_per_host_epoch,
+            "train_samples": np.where(self._tells_data[hosts], samples, np.nan),
+            "learning_rate": self._relative_rate(self._rate)[hosts],
+            "first_learning_rate": self._relative_rate(self._rate)[hosts],
+            "adaptive": self.hosts.optimizer_config.name != "sgd",
+        }
+        for name, value in new.items():
+            self._training[name][hosts] = value
+
+    def _relative_rate(self, rate: np.ndarray) -> np.ndarray:
+        """Learning rates over the optimizer's usual one."""
+        config = self.hosts.optimizer_config
+        return rate / (1 - config.beta1) / USUAL_RATE["sgd"] if config.name == "sgd" else rate / USUAL_RATE["adaptive"]
+
+    def _note_training(self, train_loss: np.ndarray, square: np.ndarray, weights: np.ndarray) -> None:
+        """Note what a host epoch told: mean and mean square of the batches' losses, and the hosts' norms (N,)."""
+        with np.errstate(all="ignore"):  # hosts may have diverged
+            noise = np.sqrt(np.maximum(square - train_loss**2, 0)) / np.abs(train_loss)
+        self._training["loss_noise"] = np.where(self._tells_data, noise, np.nan)
+        self._training["host_weight_norm"] = weights
+
     def _begin(self, hosts: np.ndarray) -> None:
         """Validate fresh hosts and save their weights as the first good ones."""
         val_loss, metric = self._evaluate("validation")
@@ -210,20 +246,28 @@ class HostTrainings:
 
         The last result is the metric with each measured seed switched on or off (N, S).
         """
-        losses = self._train()
+        losses, squares = self._train()
         validation = self._mean_over("validation", self.hosts.evaluate_and_attribute)
         # One transfer from the device per decision.
-        train_loss, val_loss, metric, switched, norms = _to_numpy(losses, *validation, self.hosts.mean_gradient_norms())
+        train_loss, val_loss, metric, switched, norms, square, weights = _to_numpy(
+            *(losses, *validation, self.hosts.mean_gradient_norms()),
+            *(squares, torch.linalg.vector_norm(self.hosts.hosts.rows, dim=1)),
+        )
         self.hosts.report_gradients(norms)
+        self._note_training(train_loss, square, weights)
         return train_loss, val_loss, metric, switched
 
-    def _train(self) -> Tensor:
-        """One host epoch of every host; the mean loss (N,)."""
-        rate = torch.from_numpy(self._rate * self.length.rate_factor(self._decision)).to(self.hosts.hosts.rows)
-        total = torch.zeros_like(rate)
+    def _train(self) -> tuple[Tensor, Tensor]:
+        """One host epoch of every host; mean and mean square of the batches' losses (N,)."""
+        used = self._rate * self.length.rate_factor(self._decision)
+        rate = torch.from_numpy(used).to(self.hosts.hosts.rows)
+        self._training["learning_rate"] = self._relative_rate(used)
+        total, squares = torch.zeros_like(rate), torch.zeros_like(rate)
         for x, y in self.data.batches():
-            total += self.hosts.train_step(x, y, rate)
-        return total / self.data.steps_per_host_epoch
+            losses = self.hosts.train_step(x, y, rate)
+            total += losses
+            squares.addcmul_(losses, losses)
+        return total / self.data.steps_per_host_epoch, squares / self.data.steps_per_host_epoch
 
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Loss and metric (N,)."""
@@ -259,6 +303,9 @@ class HostTrainings:
         new = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
         for name, values in self._history.items():
             values[hosts] = np.concatenate([values[hosts, 1:], new[name][hosts, None]], axis=1)
+        count, is_regression = self.data.num_targets("validation"), self.task.data.is_regression
+        error = variance_error(metric, count) if is_regression else binomial_error(metric, count)
+        self._training["metric_error"][hosts] = np.where(self._tells_data, error, np.nan)[hosts]
 
     def _transition(
         self, actions: np.ndarray, before: Facts, after: Facts, final: np.ndarray, broken: np.ndarray
@@ -285,6 +332,17 @@ class HostTrainings:
             first_metric=self._first[1].copy(),
             earned=self._earned.copy(),
         )
+
+
+def binomial_error(accuracy: np.ndarray, count: int) -> np.ndarray:
+    """Standard error of an accuracy over `count` targets, with a success and a failure added, so that it is not 0."""
+    share = (np.clip(accuracy, 0, 1) * count + 1) / (count + 2)
+    return np.sqrt(share * (1 - share) / count)
+
+
+def variance_error(explained: np.ndarray, count: int) -> np.ndarray:
+    """Standard error of a share of explained variance over `count` targets whose residuals are normal."""
+    return (1 - explained) * np.sqrt(2 / count)
 
 
 def _length(task: Task, episode: EpisodeConfig) -> Length:

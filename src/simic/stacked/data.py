@@ -91,6 +91,10 @@ class StackedData:
         """Number of samples in a split."""
         return self._stacked[f"{name}_y"].shape[1]
 
+    def num_targets(self, name: str) -> int:
+        """Number of targets of a host in a split: of sequences one for each place."""
+        return self._stacked[f"{name}_y"][0].numel()
+
     def _stack(self) -> None:
         self._shared = all(own is self._data[0] for own in self._data)
         sources = self._data[:1] if self._shared else self._data
