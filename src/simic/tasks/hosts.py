@@ -10,6 +10,7 @@ tokens (B, L), between segments (B, L, C).
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -162,6 +163,16 @@ class TransformerBlock(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         return (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(-3, -2).flatten(-2)
+
+
+def scaled_host(make_host: Callable[[], nn.Sequential], scale: float) -> nn.Sequential:
+    """A host whose initial weight matrices and kernels are `scale` times as large."""
+    host = make_host()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return host
 
 
 def _check_convolutional(in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int) -> None:

@@ -14,7 +14,7 @@ from simic.tasks.augmentation import Augment, CropAndFlip
 from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, resnet_host, slot_names, transformer_host
 from simic.tasks.problems import Problem, Spirals, Teacher, load_spirals, load_teacher
-from simic.tasks.task import Task
+from simic.tasks.task import Task, explained_variance, mean_squared_error
 from simic.tasks.text import load_chars
 from simic.tasks.tokens import load_tokens
 from simic.tasks.variation import HostVariation
@@ -91,8 +91,14 @@ class Recipe:
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             variation=HostVariation(problems=self.problems),
+            **_judged_by(data),
             augment=self.augment,
         )
+
+
+def _judged_by(data: Data) -> dict[str, Any]:
+    """Loss and metric of a task, where they are not those of classes."""
+    return {"loss": mean_squared_error, "metric": explained_variance} if data.is_regression else {}
 
 
 # Built-in tasks; widths are small enough that growth pays.

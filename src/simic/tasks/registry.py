@@ -166,8 +166,8 @@ def _recipe_with_files(constant: str) -> MakeTask:
     return make
 
 
-def _family(constant: str) -> DrawTask:
-    return lambda rng_seed, split: getattr(import_module("simic.tasks.families"), constant).draw(rng_seed, split)
+def _family(constant: str, module: str = "families") -> DrawTask:
+    return lambda rng_seed, split: getattr(import_module(f"simic.tasks.{module}"), constant).draw(rng_seed, split)
 
 
 task("digits-cnn")(_recipe("DIGITS_CNN"))
@@ -189,3 +189,4 @@ family("mixed")(_family("MIXED"))
 family("subsets")(_family("SUBSETS"))
 family("sequences")(_family("SEQUENCES"))
 family("digits")(_family("DIGITS"))
+family("broad")(_family("BROAD", "broad"))
