@@ -166,6 +166,7 @@ class Replacing(nn.BatchNorm1d):
     """Replaces its statistics instead of changing them, so that stacked hosts would keep the old ones."""
 
     def forward(self, input):
+        assert self.running_mean is not None
         if self.training:
             self.running_mean = 0.9 * self.running_mean + 0.1 * input.detach().mean(0)
             return input - input.mean(0)
