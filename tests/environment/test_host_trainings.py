@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from simic.rewards.schemes import RewardBreakdown, RewardConfig
 from simic.rewards.score import POINTS
 from simic.stacked.data import StackedData
 from simic.stacked.optimizer import OptimizerConfig
+from simic.tasks.augmentation import CropAndFlip
+from simic.tasks.hosts import resnet_host
 from simic.tasks.registry import make_task
 from simic.tasks.task import Task, evaluate
 
@@ -63,15 +66,27 @@ def test_hosts_that_only_wait_learn_as_in_a_plain_loop(anneal):
         np.testing.assert_allclose(facts.val_accuracy[host, -5:], [e["accuracy"] for e in expected], atol=1e-6)
 
 
-def plain_loop(rng_seed: int, host_epochs: int, *, anneal: bool) -> list[dict[str, float]]:
+def test_batch_norm_and_augmentation_are_those_of_a_plain_loop():
+    digits, host = make_task("digits-cnn", num_slots=3, train_size=128), partial(resnet_host, 1, 4, 2, 10, dims=2)
+    task = replace(digits, make_host=host, learning_rate=3e-3, augment=CropAndFlip(padding=1))
+    trainings = new_trainings(task=task, anneal=False)
+    for _ in range(3):
+        trainings.step(rows(trainings, WAIT))
+    for host, rng_seed in enumerate((1, 2, 3)):
+        expected = plain_loop(rng_seed, 3, anneal=False, task=task)
+        np.testing.assert_allclose(trainings.facts().val_loss[host, -4:], [e["loss"] for e in expected], rtol=1e-3)
+
+
+def plain_loop(rng_seed: int, host_epochs: int, *, anneal: bool, task: Task = TASK) -> list[dict[str, float]]:
     """One host, torch's own optimizer; its validation figures before and after every host epoch."""
-    task = TASK.for_host(TASK.draw(rng_seed))
+    task = task.for_host(task.draw(rng_seed))
     with torch.random.fork_rng():
         torch.manual_seed(rng_seed)
         host = task.make_host()
     config = OptimizerConfig()
     optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=config.weight_decay)
-    data, figures = StackedData([task.data], [rng_seed], batch_size=task.batch_size), [evaluate(host, task)]
+    data = StackedData([task.data], [rng_seed], batch_size=task.batch_size, augment=task.augment)
+    figures = [evaluate(host, task)]
     for host_epoch in range(host_epochs):
         factor = (1 + math.cos(math.pi * host_epoch / HORIZON)) / 2 if anneal else 1.0
         optimizer.param_groups[0]["lr"] = task.learning_rate * factor
