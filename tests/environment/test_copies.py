@@ -1,7 +1,10 @@
-"""A copied host has the same future as its source, bit for bit, whatever both have grown and whatever befalls them."""
+"""A copied host is its source bit for bit, and has the same future, whatever both have grown and whatever befalls them.
+
+In float64: rows of a stack round differently, and within a few host epochs float32 would make that visible.
+"""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,18 +22,41 @@ from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings
 from simic.lifecycle.actions import Column, Op
 from simic.rewards.schemes import RewardConfig
+from simic.tasks.data import Data
 from simic.tasks.registry import find_task
 from simic.tasks.task import Task
+from simic.tasks.variation import HostTask, HostVariation
 
 HORIZON, NUM_HOSTS = 12, 4
 FAMILIES = ("mlp", "cnn", "sequences")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Precise(HostVariation):
+    """Hosts as another variation draws them, with few samples in float64."""
+
+    drawn_by: HostVariation
+
+    def host(self, reference: Data, learning_rate: float, rng_seed: int) -> HostTask:
+        host = self.drawn_by.host(reference, learning_rate, rng_seed)
+        return replace(host, data=precise(host.data))
+
+
+def precise(data: Data) -> Data:
+    parts = {f.name: getattr(data, f.name)[:64] for f in fields(data) if f.name != "num_classes"}
+    return replace(data, **{name: x.double() if x.is_floating_point() else x for name, x in parts.items()})
+
+
 @lru_cache
 def task_of(family: str) -> Task:
     task = find_task(family, split="validation", rng_seed=3)
-    small = {f.name: getattr(task.data, f.name)[:64] for f in fields(task.data) if f.name[-2:] in ("_x", "_y")}
-    return replace(task, data=replace(task.data, **small), batch_size=16)
+    return replace(
+        task,
+        batch_size=16,
+        data=precise(task.data),
+        variation=Precise(drawn_by=task.variation),
+        make_host=lambda: task.make_host().double(),
+    )
 
 
 def new_trainings(family: str, rng_seeds: Sequence[int] = range(NUM_HOSTS), **changes: Any) -> HostTrainings:
@@ -65,9 +91,11 @@ def everything(trainings: HostTrainings, hosts) -> dict[str, np.ndarray]:
     return known | {"seeds": facts.seed_parameters[hosts], "action": facts.previous_action[hosts]}
 
 
-def check_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+def check_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], *, exact: bool = False) -> None:
     for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
+        np.testing.assert_allclose(
+            values, other[name], rtol=0 if exact else 1e-9, atol=0 if exact else 1e-9, err_msg=name
+        )
 
 
 @settings(deadline=None, max_examples=12)
@@ -82,7 +110,7 @@ def test_a_copy_has_the_same_future_as_its_source(family, before, pairs, rng_see
     grow(trainings, before, rng_seed)
     sources, targets = (list(hosts) for hosts in zip(*pairs, strict=True))
     trainings.copy_hosts(sources, targets)
-    check_same(everything(trainings, sources), everything(trainings, targets))
+    check_same(everything(trainings, sources), everything(trainings, targets), exact=True)
     for step in range(3):
         step_alike(trainings, sources, targets, rng_seed + step)
         check_same(everything(trainings, sources), everything(trainings, targets))
@@ -99,7 +127,7 @@ def test_copies_also_earn_and_break_and_recover_alike(family):
     outcome = trainings.step(step)
     assert outcome.verdict.tolist() == [Verdict.OK, Verdict.NOT_FINITE, Verdict.OK, Verdict.NOT_FINITE]
     assert outcome.reward is not None
-    assert outcome.reward.total[1] == outcome.reward.total[3]
+    assert outcome.reward.total[1] == pytest.approx(outcome.reward.total[3])
     check_same(everything(trainings, [1]), everything(trainings, [3]))
     trainings.step(step)
     check_same(everything(trainings, [1]), everything(trainings, [3]))
@@ -120,7 +148,7 @@ def test_hosts_can_change_places():
     grow(trainings, 6, rng_seed=4)
     before = everything(trainings, [0, 1])
     trainings.copy_hosts([1, 0], [0, 1])
-    check_same(before, everything(trainings, [1, 0]))
+    check_same(before, everything(trainings, [1, 0]), exact=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -129,16 +157,13 @@ def test_a_host_can_be_copied_into_another_stack(family):
     grow(trunk, 6, rng_seed=1)
     grow(branches, 3, rng_seed=9)
     branches.copy_hosts([3, 3, 0], [0, 5, 2], trunk)
-    check_same(everything(trunk, [3, 3, 0]), everything(branches, [0, 5, 2]))
+    check_same(everything(trunk, [3, 3, 0]), everything(branches, [0, 5, 2]), exact=True)
     drawn = RandomController(3).act(trunk.facts())
     others = np.zeros((6, 8), dtype=np.int64)
     others[[0, 5, 2]] = drawn[[3, 3, 0]]
     trunk.step(drawn)
     branches.step(others)
-    source, copy = everything(trunk, [3, 3, 0]), everything(branches, [0, 5, 2])
-    # Stacks of other sizes round differently.
-    np.testing.assert_allclose(source["facts.val_loss"], copy["facts.val_loss"], rtol=1e-5)
-    check_same(everything(branches, [0]), everything(branches, [5]))
+    check_same(everything(trunk, [3, 3, 0]), everything(branches, [0, 5, 2]))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from simic.control.facts import FIGURES, HISTORY, Facts
@@ -118,12 +119,12 @@ class HostTrainings:
         self._begin(hosts)
         return self.facts()
 
-    def copy_hosts(self, sources: Sequence[int], targets: Sequence[int], origin: HostTrainings | None = None) -> None:
+    def copy_hosts(self, sources: ArrayLike, targets: ArrayLike, origin: HostTrainings | None = None) -> None:
         """Make the hosts `targets` (M,) exact copies of the hosts `sources` (M,) of `origin`, by default of these.
 
-        A copy has the same future as its source if it gets the same actions: weights, seeds, optimizer, data, coming
-        batches, measurements and the governor's memory are copied. `origin` trains hosts of the same task, with the
-        same settings.
+        A copy has the same future as its source if it gets the same actions, up to rounding, which depends on the place
+        in a stack: weights, seeds, optimizer, data, coming batches, measurements and the governor's memory are copied.
+        `origin` trains hosts of the same task, with the same settings.
         """
         other = self if origin is None else origin
         rows, own = checked_copy(sources, other.num_hosts, targets, self.num_hosts)
@@ -318,12 +319,12 @@ def _to_numpy(*values: Tensor) -> list[np.ndarray]:
 
 
 def checked_copy(
-    sources: Sequence[int], num_sources: int, targets: Sequence[int], num_targets: int
+    sources: ArrayLike, num_sources: int, targets: ArrayLike, num_targets: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sources and targets of copied hosts as arrays (M,); raise if they do not fit each other or name no host."""
     rows, own = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
     if rows.shape != own.shape or rows.ndim != 1:
-        raise ValueError(f"every target needs one source, got {len(rows)} sources for {len(own)} targets")
+        raise ValueError(f"every target needs one source, got {rows.size} sources for {own.size} targets")
     for name, hosts, number in (("sources", rows, num_sources), ("targets", own, num_targets)):
         if hosts.size and not (hosts.min() >= 0 and hosts.max() < number):
             raise ValueError(f"{name} must be hosts from 0 to {number - 1}, got {hosts.tolist()}")
