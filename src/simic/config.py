@@ -43,7 +43,8 @@ class RunConfig:
     """On-policy from rollouts (ppo), by behaviour cloning (imitation), or by offline RL (iql) from episodes."""
     episodes: tuple[str, ...] = ()
     """Episodes for imitation and iql: runs or directories with recorded ones, or controllers that play new ones (a
-    name such as heuristic, a controller file or a plan), or lookahead, a search that tries actions in copies of hosts."""
+    name such as heuristic, a controller file or a plan), or lookahead, a search that tries actions in copies of
+    hosts."""
     rng_seed: int = 0
     """Seed of all random numbers."""
     updates: int = 40

@@ -72,7 +72,7 @@ class Lookahead:
     @property
     def host_trainings(self) -> float:
         """Whole host trainings spent for each host of the trunk, its own included."""
-        return self.host_epochs / (self.trunk.num_hosts * self.trunk.episode.horizon)
+        return self.host_epochs / (self.trunk.num_hosts * self.trunk.length.host_epochs)
 
     def decide(self, facts: Facts, masks: Masks) -> np.ndarray:
         """The action of every host (N, H)."""
@@ -91,7 +91,7 @@ class Lookahead:
     def _candidates(self, facts: Facts, masks: Masks, own: np.ndarray) -> Candidates:
         """What is tried in hosts that have a choice: what each rule would do, seeds to plant, seeds to prune."""
         tempo = TEMPOS[0]
-        left = trunk_decisions_left(self.trunk, facts)
+        left = decisions_left(self.trunk, facts)
         # A host takes one action per decision, so every other live seed may delay the new one.
         in_time = left >= decisions_to_fossil(facts.lifecycle, tempo) + facts.slots.live.sum(1)
         places = np.argwhere(masks.blueprint)  # (slot, blueprint)
@@ -126,7 +126,7 @@ class Lookahead:
         rules = [for_hosts(rule, host) for rule in self._rules]
         value, alive = np.full(len(rows), -np.inf), np.ones(len(rows), dtype=bool)
         facts, depth = branches.facts(), self.config.depth
-        steps = trunk_decisions_left(branches, facts)[0]
+        steps = decisions_left(branches, facts)[0]
         for step in range(steps if depth is None else min(depth, steps)):
             if step:
                 action = np.stack([np.asarray(rule.act(facts)) for rule in rules])[rule_of, np.arange(len(rows))]
@@ -156,9 +156,9 @@ def choose_best(candidates: Candidates, value: np.ndarray, margin: float, poolin
     return np.where(lead[best] > margin, best, first)
 
 
-def trunk_decisions_left(trainings: HostTrainings, facts: Facts) -> np.ndarray:
+def decisions_left(trainings: HostTrainings, facts: Facts) -> np.ndarray:
     """Decisions until the true end of the episodes (N,), which controllers may not be told."""
-    return trainings.episode.horizon - facts.decision
+    return trainings.length.host_epochs - facts.decision
 
 
 def _prune_row(slot: int) -> np.ndarray:

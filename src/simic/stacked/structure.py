@@ -17,7 +17,8 @@ host 1:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +33,7 @@ from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.stacked.check import check_alike, check_blueprint, check_hosts, check_parameters, segments_of
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
-from simic.stacked.parameters import Parameters, StackedParameters, part_of, row_of
+from simic.stacked.parameters import Parameters, StackedParameters, batch_norms, part_of, row_of, stack_statistics
 from simic.stacked.seed_groups import GATE, OPERATORS, GroupKey, SeedGroup, SlotSeeds
 from simic.stacked.two_layer import MAX_FEATURES, two_layer
 
@@ -79,7 +80,9 @@ class Structure:
         self.hosts = StackedParameters.of_modules(hosts, self.reference)
         self.blueprint_names = blueprints_for(site.shape for site in sites)
         for segment in self.segments:
-            segment.to(self.reference.device)  # their buffers are shared by all hosts
+            segment.to(self.reference.device)  # their buffers are shared by all hosts, except statistics
+        self._norms = [*batch_norms(self._template).values()]
+        self._set_training(False)
         self.groups: dict[GroupKey, SeedGroup] = {}
         self.ordered: list[SeedGroup] = []
         """The groups in the order of the optimizer's rows."""
@@ -101,6 +104,21 @@ class Structure:
         self.hosts.rows[rows] = torch.stack([row_of(network, self.reference) for network in networks])
         for tensor in self.hosts.optimizer_state.tensors():
             tensor[rows] = 0
+        for name, fresh in stack_statistics(networks, self.reference.device).items():
+            self.hosts.statistics[name][rows] = fresh
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Batch norms use the statistics of the batch and update their own; outside they use their own."""
+        self._set_training(True)
+        try:
+            yield
+        finally:
+            self._set_training(False)
+
+    def _set_training(self, training: bool) -> None:
+        for norm in self._norms:
+            norm.training = training
 
     def copy_hosts(self, origin: Structure, sources: np.ndarray, targets: np.ndarray) -> None:
         """Give the hosts `targets` (M,) the parameters, seeds and optimizer state of the hosts `sources` of `origin`.
@@ -108,8 +126,7 @@ class Structure:
         Slot states are copied by the caller, which then calls `sync_with_slots`.
         """
         rows, own = (torch.from_numpy(hosts).to(self.reference.device) for hosts in (sources, targets))
-        matrices = zip(_matrices(self.hosts), _matrices(origin.hosts), strict=True)
-        for tensor, other in matrices:
+        for tensor, other in zip(self.hosts.tensors(), origin.hosts.tensors(), strict=True):
             tensor[own] = other[rows]
         given = dict(origin.groups)
         for key in list(self.groups | given):
@@ -237,11 +254,6 @@ class Structure:
         optimizer = StackedOptimizer(matrices, entities, owners, config, num_slots=len(self.sites))
         self._vectors = {slot: optimizer.join(own) for slot, own in joined.items()}
         return optimizer
-
-
-def _matrices(parameters: StackedParameters) -> tuple[Tensor, ...]:
-    """Weights and optimizer state, each with one row per network."""
-    return parameters.rows, *parameters.optimizer_state.tensors()
 
 
 def _select_rows(group: SeedGroup, rows: np.ndarray) -> SeedGroup:
