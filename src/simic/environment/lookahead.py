@@ -102,7 +102,10 @@ class Lookahead:
             current = self._rule_of[host]
             fits = places[masks.slot[host, Op.GERMINATE, places[:, 0]] & in_time[host]][: self.config.candidates]
             prunes = np.flatnonzero(masks.slot[host, Op.PRUNE])
-            rows = [*germinate_rows(fits[:, 0], fits[:, 1], "linear-add", tempo), *map(_prune_row, prunes)]
+            rows = [
+                *germinate_rows(fits[:, 0], fits[:, 1], "linear-add", tempo),
+                *(_prune_row(int(slot)) for slot in prunes),
+            ]
             others = [rule for rule in range(len(own)) if rule != current]
             if rows:
                 hosts += [host] * (1 + len(others) + len(rows))

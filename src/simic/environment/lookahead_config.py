@@ -16,7 +16,7 @@ class LookaheadConfig:
 
     every: int = 2
     """Decisions between two searches; in between, the rule that won goes on."""
-    candidates: int = 16
+    candidates: int = 15
     """Seeds that a search tries in a host, drawn from all that fit in its empty slots."""
     depth: int | None = None
     """Host epochs that a candidate is played for; null plays it to the end of the episode."""
