@@ -14,7 +14,7 @@ LOOKAHEAD = "lookahead"
 class LookaheadConfig:
     """How the search looks ahead. It costs about candidates * (decisions left) host epochs per search and host."""
 
-    every: int = 2
+    every: int = 4
     """Decisions between two searches; in between, the rule that won goes on."""
     candidates: int = 15
     """Seeds that a search tries in a host, drawn from all that fit in its empty slots."""

@@ -8,6 +8,7 @@ import os
 import runpy
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from simic import pretrained
@@ -91,19 +92,19 @@ def check_episodes(config: RunConfig) -> None:
         path = Path(source)
         if source == LOOKAHEAD:
             for name in config.lookahead.controllers:
-                _check_controller("--lookahead", name)
+                _check_controller("--lookahead", name, CONTROLLERS)
         elif path.is_dir() and source not in CONTROLLERS:
             if not find_episode_files(path):
                 raise FileNotFoundError(
                     f"--episodes: there are no recorded episodes in {path}; record some with --record"
                 )
         else:
-            _check_controller("--episodes", source)
+            _check_controller("--episodes", source, (*CONTROLLERS, LOOKAHEAD))
 
 
-def _check_controller(flag: str, source: str) -> None:
+def _check_controller(flag: str, source: str, known: Iterable[str]) -> None:
     if source == "pretrained":
         pretrained.check_controller()
     elif source not in CONTROLLERS and not Path(source).exists():
-        hint = nearest_entry(source, CONTROLLERS)
+        hint = nearest_entry(source, known)
         raise ValueError(f"{flag}: {source!r} is neither a controller nor a path that exists; {hint}")
