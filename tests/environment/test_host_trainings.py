@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from simic.control.governor import Verdict
 from simic.environment.config import EpisodeConfig
-from simic.environment.host_trainings import HostTrainings, Outcome, binomial_error, variance_error
+from simic.environment.host_trainings import HostTrainings, Outcome
+from simic.environment.metric_errors import binomial_error, variance_error
 from simic.environment.seeding import tells_data
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.stages import IllegalActionError, LifecycleConfig, Stage

@@ -135,6 +135,16 @@ class LearnedController:
         self._state = choice.state
         return choice.action.numpy()
 
+    def for_hosts(self, hosts: np.ndarray) -> LearnedController:
+        """A controller with the same network that remembers of host i what this one remembers of `hosts[i]`."""
+        copied = LearnedController(self.network, greedy=self.greedy)
+        copied._generator.set_state(self._generator.get_state())
+        if self._state is not None:
+            rows = torch.from_numpy(hosts).to(self._state.device)
+            copied._state, copied._before = self._state[rows], self._before[rows]
+            copied._decision = self._decision[hosts]
+        return copied
+
     def state_dict(self) -> dict[str, Any]:
         """The recurrent states, and the state of the random generator."""
         return {"state": self._state, "generator": self._generator.get_state()}

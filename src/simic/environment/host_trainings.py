@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from simic.control.architecture import architecture_of
@@ -22,6 +23,7 @@ from simic.control.governor import Governor, Verdict
 from simic.control.legality import Masks
 from simic.environment.attribution import EpisodeAttribution, attribute_episodes
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.metric_errors import binomial_error, variance_error
 from simic.environment.seeding import tells_data
 from simic.lifecycle.actions import HEADS, Column
 from simic.lifecycle.slots import note_contributions, to_measure
@@ -30,6 +32,7 @@ from simic.rewards.schemes import RewardBreakdown, RewardConfig, compute_reward,
 from simic.rewards.score import RENT_WEIGHT, quality, score
 from simic.rewards.transition import Transition
 from simic.stacked.config import HostsConfig
+from simic.stacked.copying import copy_hosts
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
@@ -126,6 +129,31 @@ class HostTrainings:
             values[hosts] = np.nan
         self._begin(hosts)
         return self.facts()
+
+    def copy_hosts(self, sources: ArrayLike, targets: ArrayLike, origin: HostTrainings | None = None) -> None:
+        """Make the hosts `targets` (M,) exact copies of the hosts `sources` (M,) of `origin`, by default of these.
+
+        A copy has the same future as its source if it gets the same actions, up to rounding, which depends on the place
+        in a stack: weights, seeds, optimizer, data, coming batches, measurements and the governor's memory are copied.
+        `origin` trains hosts of the same task, with the same settings.
+        """
+        other = self if origin is None else origin
+        rows, own = checked_copy(sources, other.num_hosts, targets, self.num_hosts)
+        if other.task != self.task or other.length != self.length or other.hosts.lifecycle != self.hosts.lifecycle:
+            raise ValueError(
+                f"hosts can be copied only between trainings of the same task with the same settings, got "
+                f"{other.task.name} and {self.task.name}: build both with the same arguments"
+            )
+        copy_hosts(self.hosts, other.hosts, rows, own)
+        self.data.copy_hosts(other.data, rows, own)
+        self.governor.copy_hosts(other.governor, rows, own)
+        self.snapshot.copy_hosts(other.snapshot, rows, own)
+        self._first[:, own] = other._first[:, rows]
+        for name in ("_rate", "_tells_data", "_decision", "_previous_action", "_earned"):
+            getattr(self, name)[own] = getattr(other, name)[rows]
+        for ours, theirs in ((self._history, other._history), (self._training, other._training)):
+            for name, values in ours.items():
+                values[own] = theirs[name][rows]
 
     def step(self, actions: np.ndarray, masks: Masks | None = None) -> Outcome:
         """One decision of every host (N, H); an illegal action raises and changes nothing.
@@ -334,17 +362,6 @@ class HostTrainings:
         )
 
 
-def binomial_error(accuracy: np.ndarray, count: int) -> np.ndarray:
-    """Standard error of an accuracy over `count` targets, with a success and a failure added, so that it is not 0."""
-    share = (np.clip(accuracy, 0, 1) * count + 1) / (count + 2)
-    return np.sqrt(share * (1 - share) / count)
-
-
-def variance_error(explained: np.ndarray, count: int) -> np.ndarray:
-    """Standard error of a share of explained variance over `count` targets whose residuals are normal."""
-    return (1 - explained) * np.sqrt(2 / count)
-
-
 def _length(task: Task, episode: EpisodeConfig) -> Length:
     """A task's own length comes before that of the settings."""
     if task.length is not None:
@@ -357,3 +374,18 @@ def _to_numpy(*values: Tensor) -> list[np.ndarray]:
     together = torch.cat([value.detach().flatten() for value in values]).cpu().double().numpy()
     parts = np.split(together, np.cumsum([value.numel() for value in values])[:-1])
     return [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]
+
+
+def checked_copy(
+    sources: ArrayLike, num_sources: int, targets: ArrayLike, num_targets: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and targets of copied hosts as arrays (M,); raise if they do not fit each other or name no host."""
+    rows, own = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
+    if rows.shape != own.shape or rows.ndim != 1:
+        raise ValueError(f"every target needs one source, got {rows.size} sources for {own.size} targets")
+    for name, hosts, number in (("sources", rows, num_sources), ("targets", own, num_targets)):
+        if hosts.size and not (hosts.min() >= 0 and hosts.max() < number):
+            raise ValueError(f"{name} must be hosts from 0 to {number - 1}, got {hosts.tolist()}")
+    if len(np.unique(own)) < len(own):
+        raise ValueError(f"a host can be the copy of one source only: targets must differ, got {own.tolist()}")
+    return rows, own
