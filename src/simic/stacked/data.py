@@ -82,7 +82,10 @@ class StackedData:
         self._shared = all(own is self._data[0] for own in self._data)
         sources = self._data[:1] if self._shared else self._data
         names = [f"{split}_{suffix}" for split in ("train", "validation", "test") for suffix in ("x", "y")]
-        self._stacked = {name: torch.stack([getattr(own, name) for own in sources]).to(self.device) for name in names}
+        parts = {name: [getattr(own, name) for own in sources] for name in names}
+        # Shared data are a view: a copy of a large data set would double the memory of every worker.
+        stacked = {name: own[0][None] if self._shared else torch.stack(own) for name, own in parts.items()}
+        self._stacked = {name: own.to(self.device) for name, own in stacked.items()}
         for name in ("validation_x", "test_x"):
             x = self._stacked[name]
             if x.dim() == 3 and x.is_floating_point():  # features: samples last
