@@ -95,19 +95,31 @@ def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Da
 
 
 @cache
-def load_fashion(*, flat: bool = False, train_size: int | None = 10_000, data_dir: Path | None = None) -> Data:
-    """Fashion-MNIST, inputs as in `load_mnist`: train and 5,000 validation of the official 60,000, official test."""
-    return _load_idx(fashion_files(data_dir), flat=flat, train_size=train_size)
+def load_fashion(
+    *,
+    flat: bool = False,
+    train_size: int | None = 10_000,
+    validation_size: int = 5_000,
+    data_dir: Path | None = None,
+) -> Data:
+    """Fashion-MNIST, inputs (N, 1, 28, 28), or (N, 784) if flat: train and validation of the official 60,000."""
+    return _load_idx(fashion_files(data_dir), flat, train_size, validation_size)
 
 
 @cache
-def load_mnist(*, flat: bool = False, train_size: int | None = 10_000, data_dir: Path | None = None) -> Data:
-    """MNIST, split as Fashion-MNIST: inputs (N, 1, 28, 28), or (N, 784) if flat."""
-    return _load_idx(mnist_files(data_dir), flat=flat, train_size=train_size)
+def load_mnist(
+    *,
+    flat: bool = False,
+    train_size: int | None = 10_000,
+    validation_size: int = 5_000,
+    data_dir: Path | None = None,
+) -> Data:
+    """MNIST, as Fashion-MNIST."""
+    return _load_idx(mnist_files(data_dir), flat, train_size, validation_size)
 
 
-def _load_idx(paths: Sequence[Path], *, flat: bool, train_size: int | None) -> Data:
-    """Images and labels of four IDX files, 5,000 of the first pair for validation."""
+def _load_idx(paths: Sequence[Path], flat: bool, train_size: int | None, validation_size: int) -> Data:
+    """Images and labels of four IDX files: some of the first pair for validation, the second for testing."""
     images, labels, test_images, test_labels = map(read_idx, paths)
     if images.ndim != 3 or images.shape[1:] != test_images.shape[1:]:
         raise ValueError(
@@ -115,7 +127,7 @@ def _load_idx(paths: Sequence[Path], *, flat: bool, train_size: int | None) -> D
             "fetch them again"
         )
     images, test_images = (x.reshape(len(x), -1) if flat else x[:, None] for x in (images, test_images))
-    validation, train = deal((images, labels), (5_000,), train_size=train_size)
+    validation, train = deal((images, labels), (validation_size,), train_size=train_size)
     return normalised(train=train, validation=validation, test=(test_images, test_labels))
 
 

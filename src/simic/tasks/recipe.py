@@ -51,6 +51,8 @@ class Recipe:
     learning_rate: float
     problems: tuple[Problem, ...] = ()
     """See `HostVariation.problems`."""
+    host_epochs: int | None = None
+    """Decisions of an episode; None leaves them to the settings."""
 
     def build(
         self,
