@@ -76,16 +76,28 @@ class NamedTask:
     def __str__(self) -> str:
         return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
 
+    @property
+    def own_loop(self) -> bool:
+        """Whether its hosts are trained one by one through `GrowthScheduler`."""
+        return self.name in TASKS and TASKS[self.name].own_loop
+
     def find(self) -> Task:
         """The task itself."""
         return find_task(self.name, split=self.split or "train", rng_seed=self.index, data_dir=self.data_dir)
 
 
-def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects: Sequence[Candidate] = ()) -> Lineup:
+def parse_controllers(
+    words: Iterable[str],
+    *,
+    ablations: bool = False,
+    derived: Sequence[str] = (),
+    objects: Sequence[Candidate] = (),
+) -> Lineup:
     """Candidates by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` pools several.
 
     A group ends at the end of the word or where the next group begins. `objects` are candidates given as Python
-    objects. Ablations of learned controllers come last, and static_scaled before them unless one is named.
+    objects. Ablations of learned controllers come last, and static_scaled before them unless one is named; `derived`
+    are some of them, without static_scaled, for the learned controllers that there are.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -108,7 +120,7 @@ def parse_controllers(words: Iterable[str], *, ablations: bool = False, objects:
         raise ValueError("--ablations are those of a learned controller: name one with --controllers")
     if ablations and not any(own.kind == SCALED for own in candidates):
         candidates.append(_find(SCALED))
-    candidates += [derive(kind, of) for of in learned for kind in ABLATIONS if ablations]
+    candidates += [derive(kind, of) for of in learned for kind in (ABLATIONS if ablations else derived)]
     _check_labels(candidates)
     return Lineup(candidates, readings)
 
