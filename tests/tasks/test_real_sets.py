@@ -32,6 +32,14 @@ def recipe_of(name: str) -> real_sets.Recipe:
     return getattr(real_sets, name.upper().replace("-", "_"))
 
 
+def data_of(name: str) -> Data:
+    """One sample of these shapes."""
+    _, shape, classes = SHAPES[name]
+    x = torch.zeros(1, *shape)
+    y = torch.zeros(1, *(shape if name == "moby-transformer" else ()), dtype=torch.long)
+    return Data(train_x=x, train_y=y, validation_x=x, validation_y=y, test_x=x, test_y=y, num_classes=classes)
+
+
 def test_every_set_of_the_suite_is_listed():
     assert set(SHAPES) == set(SUITES["real"].tasks)
     assert [name for name in SHAPES if TASKS[name].own_loop] == ["fashion-resnet"]
@@ -39,12 +47,9 @@ def test_every_set_of_the_suite_is_listed():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_width_is_the_least_that_the_rule_allows(name):
-    samples, shape, classes = SHAPES[name]
-    x, y = torch.zeros(1, *shape), torch.zeros(1, dtype=torch.long)
-    data = Data(train_x=x, train_y=y, validation_x=x, validation_y=y, test_x=x, test_y=y, num_classes=classes)
     recipe = recipe_of(name)
-    host_of_width = partial(recipe.host, data, recipe.num_slots)
-    least = width_for(host_of_width, real_sets.fewest_parameters(samples))
+    host_of_width = partial(recipe.host, data_of(name), recipe.num_slots)
+    least = width_for(host_of_width, real_sets.fewest_parameters(SHAPES[name][0]))
     if name == "moby-transformer":  # heads share the width evenly
         least = -(-least // 4) * 4
     assert recipe.width == least
@@ -62,6 +67,22 @@ def test_the_files_have_these_shapes(name):
     assert task.data.train_x.shape == (samples, *shape)
     assert task.data.num_classes == classes
     assert task.make_host()(task.data.train_x[:2]).shape[-1] == classes
+    assert task.length is not None
+    assert task.length.host_epochs == recipe_of(name).host_epochs
+
+
+@pytest.mark.parametrize("name", ["mnist-cnn", "fashion-resnet"])
+def test_hosts_of_images_read_patches(name):
+    recipe = recipe_of(name)
+    host = recipe.host(data_of(name), recipe.num_slots, 6)()
+    x, resolutions = torch.rand(2, 1, 28, 28), []
+    for segment in list(host)[:-1]:
+        x = segment(x)
+        resolutions.append((x.shape[1], x.shape[2]))
+    assert (
+        resolutions
+        == {"mnist-cnn": [(6, 7), (6, 4), (6, 2)], "fashion-resnet": [(6, 7), (6, 7), (12, 4), (24, 2)]}[name]
+    )
 
 
 def write_mnist(directory: Path) -> None:
