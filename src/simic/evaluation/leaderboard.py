@@ -83,7 +83,8 @@ def print_sets(results: Results, console: Console) -> None:
     """Print a table of every set."""
     rival = SUITES[results["settings"]["suite"]].rival
     for task, rows in set_rows(results).items():
-        table = Table(task, box=None)
+        table = Table(box=None)
+        table.add_column(Text(task), overflow="fold")  # a label is wrapped rather than cut
         for heading in ("score", "test %", "parameters", "GFLOP", f"minus {rival}", ""):
             table.add_column(Text(heading), justify="right", no_wrap=True)
         for row in rows:
