@@ -1,8 +1,9 @@
 """Family broad: the curriculum of the shipped controller, hosts of many kinds, sizes and ways of training.
 
 MLPs of up to twelve slots on generated problems, real tables and numbers to predict; convolutions in one and two
-dimensions; small transformers. Training differs in length and in what is known about its end, in optimizer, learning
-rate, batch size, initial weights, number and balance of samples, and label noise. Data sets are of one split only.
+dimensions, with norms of samples or of batches; small transformers. Training differs in length and in what is known
+about its end, in optimizer, learning rate, batch size, initial weights, number and balance of samples, and label noise.
+Data sets are of one split only.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from itertools import product
 import numpy as np
 
 from simic.tasks.data import Data, as_data, deal, load_digits
-from simic.tasks.families import CNN, GENERATED, MLP, SEQUENCES, SUBSETS, Ranges, TaskFamily
+from simic.tasks.families import CNN, GENERATED, MLP, PICTURES, SEQUENCES, SUBSETS, Ranges, TaskFamily
 from simic.tasks.hosts import plain_mlp_host
 from simic.tasks.problems import Subset, TeacherNumbers, load_numbers, load_subset
-from simic.tasks.recipe import Recipe, mlp_for
+from simic.tasks.recipe import Recipe, mlp_for, resnet_for
 from simic.tasks.registry import SPLITS, Split
 from simic.tasks.training_ranges import TrainingRanges
 from simic.tasks.variation import HostVariation
@@ -29,11 +30,11 @@ HOST_EPOCHS: dict[Split, tuple[int, ...]] = {
     "held_out": (9, 14, 22, 36, 56, 96),
 }
 _COSTLY: dict[Split, TrainingRanges] = {
-    "train": TrainingRanges(host_epochs=(8, 12, 16, 24), batch_factors=(1.0, 2.0)),
+    "train": TrainingRanges(host_epochs=(8, 12, 16), batch_factors=(1.0, 2.0)),
     "validation": TrainingRanges(host_epochs=(10, 20), batch_factors=(1.0, 2.0)),
     "held_out": TrainingRanges(host_epochs=(9, 14, 22, 36), batch_factors=(1.0, 2.0)),
 }
-"""Of subsets and sequences, which cost ten times as much as MLPs."""
+"""Of subsets, sequences and residual networks, which cost several times as much as the others."""
 RATE_FACTOR = (0.3, 3.0)
 BALANCE = (1.0, 1.0, 0.3, 0.1)
 
@@ -84,6 +85,9 @@ _NUMBERS = tuple(
 )
 _DEEP = tuple(replace(recipe, host=mlp_for, learning_rate=1e-2) for recipe in GENERATED)
 """Deep networks need the norms that those of family mlp do without."""
+_NORMED = tuple(replace(recipe, host=resnet_for) for recipe in PICTURES)
+"""Residual networks with batch norm."""
+_RESNET_WIDTHS: dict[Split, tuple[int, ...]] = {"train": (4, 8), "validation": (7,), "held_out": (5, 9)}
 _TEACHERS: dict[Split, tuple[int, ...]] = {"train": (0, 4, 16), "validation": (2, 8), "held_out": (3, 6, 32)}
 _DEPTHS: dict[Split, tuple[int, ...]] = {"train": (3, 4, 6, 12), "validation": (3, 5, 8), "held_out": (4, 7, 10)}
 _MLP_WIDTHS: dict[Split, tuple[int, ...]] = {
@@ -95,7 +99,7 @@ _TOKEN_WIDTHS: dict[Split, tuple[int, ...]] = {"train": (8, 8, 16), "validation"
 
 
 def _ranges(split: Split) -> tuple[Ranges, ...]:
-    """What tasks of a split are drawn from: eight of 23 are plain MLPs."""
+    """What tasks of a split are drawn from: nine of 26 are plain MLPs."""
     (mlp,), (cnn,), (sequences,) = (family.ranges[split] for family in (MLP, CNN, SEQUENCES))
     widths, teachers = _MLP_WIDTHS[split], _TEACHERS[split]
     deep = replace(mlp, recipes=_DEEP, widths=widths, depths=_DEPTHS[split], min_slots=3)
@@ -104,6 +108,7 @@ def _ranges(split: Split) -> tuple[Ranges, ...]:
         recipes=_NUMBERS,
         variation=replace(mlp.variation, problems=(TeacherNumbers(hidden=teachers, noise=(0.0, 0.2, 0.5)),)),
     )
+    normed = replace(cnn, recipes=_NORMED, widths=_RESNET_WIDTHS[split], depths=_DEPTHS[split][:2])
     tables = tuple(
         Ranges(
             recipes=_tables(problem, num_classes, sizes),
@@ -119,9 +124,9 @@ def _ranges(split: Split) -> tuple[Ranges, ...]:
     return tuple(
         replace(own, variation=replace(own.variation, rate_factor=RATE_FACTOR, balance=BALANCE), training=training)
         for own, training in (
-            *[(mlp, cheap)] * 8,
-            *[(own, cheap) for own in (deep, deep, numbers, numbers, tables[0], tables[-1], *[cnn] * 4)],
-            *[(own, costly) for own in (*(subsets * 2)[:3], sequences, sequences)],
+            *[(mlp, cheap)] * 9,
+            *[(own, cheap) for own in (deep, deep, numbers, numbers, tables[0], tables[-1], *[cnn] * 6)],
+            *[(own, costly) for own in (*(subsets * 3)[1:4], sequences, normed)],
         )
     )
 
