@@ -174,7 +174,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
         4,
         "the table data/dna.csv does not exist: run `make data`",
     ),
-    (["evaluate", "--suite", "real", "--data-dir", "x"], 4, "Fashion-MNIST needs train-images-idx3-ubyte.gz"),
+    (["evaluate", "--suite", "real", "--data-dir", "x"], 4, "the table x does not exist: run `make data`"),
     (["grow", "--task", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),
     (["grow", "--task", "a:b", "--data-dir", "x"], 2, "leave out --data-dir"),
     (["plan", "--tasks", "cifar10-cnn"], 4, "cifar-10-batches-bin has none"),

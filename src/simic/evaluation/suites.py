@@ -15,7 +15,7 @@ class Suite:
     """What is compared, and on what."""
 
     tasks: tuple[str, ...]
-    """Each has a number of host epochs of its own."""
+    """Quick ones first. Each has a number of host epochs of its own."""
     baselines: tuple[str, ...]
     """Controllers that take part beside those that are given."""
     controllers: tuple[str, ...]
@@ -31,8 +31,8 @@ class Suite:
 SUITES: dict[str, Suite] = {
     "real": Suite(
         tasks=(
-            *("fashion-cnn-10k", "fashion-mlp-60k", "mnist-cnn", "letter-mlp", "satellite-mlp", "dna-mlp"),
-            *("moby-transformer", "fashion-resnet"),
+            *("dna-mlp", "satellite-mlp", "letter-mlp", "moby-transformer"),
+            *("mnist-cnn", "fashion-cnn-10k", "fashion-mlp-60k", "fashion-resnet"),
         ),
         baselines=("wait", "heuristic", "plan", SCALED),
         controllers=("pretrained",),
