@@ -40,8 +40,9 @@ from simic.workers.protocol import Pool
 from simic.workers.threads import single_thread
 
 DECISIVE = (
-    *("control", "environment", "growth", "lifecycle", "policy", "rewards", "stacked", "tasks"),
-    *("evaluation/candidates.py", "evaluation/flops.py", "evaluation/measures.py"),
+    *("control", "environment", "growth", "lifecycle", "policy", "rewards", "scheduler", "stacked", "tasks"),
+    *("evaluation/candidates.py", "evaluation/flops.py", "evaluation/measures.py", "evaluation/own_loop.py"),
+    "training/grow_task.py",
 )
 """The code that episodes depend on; cached units of other code are not reused."""
 DERIVED = ("static_final", "static_wide", "replay")
@@ -174,6 +175,7 @@ class ComparisonRun:
                 "python": platform.python_version(),
             },
             "settings": {
+                "suite": config.suite,
                 "num_tasks": config.num_tasks,
                 "horizon": config.horizon,
                 "incubation": config.incubation,

@@ -80,6 +80,11 @@ class NamedTask:
     def __str__(self) -> str:
         return self.name if self.split is None else f"{self.name}-{self.split}-{self.index}"
 
+    @property
+    def own_loop(self) -> bool:
+        """Whether its hosts are trained one by one through `GrowthScheduler`."""
+        return self.name in TASKS and TASKS[self.name].own_loop
+
     def find(self) -> Task:
         """The task itself."""
         return find_task(self.name, split=self.split or "train", rng_seed=self.index, data_dir=self.data_dir)
@@ -89,14 +94,16 @@ def parse_controllers(
     words: Iterable[str],
     *,
     ablations: bool = False,
+    derived: Sequence[str] = (),
     scales: Sequence[float] = (),
     objects: Sequence[Candidate] = (),
 ) -> Lineup:
     """Candidates by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` pools several.
 
     A group ends at the end of the word or where the next group begins. `objects` are candidates given as Python
-    objects. Ablations of learned controllers come last, and static_scaled before them unless one is named. `scales` are
-    factors of wider hosts, which are compared with the host alone: wait plays too.
+    objects. Ablations of learned controllers come last, and static_scaled before them unless one is named; `derived`
+    are some of them, without static_scaled, for the learned controllers that there are. `scales` are factors of wider
+    hosts, which are compared with the host alone: wait plays too.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -122,7 +129,7 @@ def parse_controllers(
     if scales and not any(own.kind == HOST for own in candidates):
         candidates.append(_find(HOST))
     candidates += [_scaled(factor) for factor in scales]
-    candidates += [derive(kind, of) for of in learned for kind in ABLATIONS if ablations]
+    candidates += [derive(kind, of) for of in learned for kind in (ABLATIONS if ablations else derived)]
     _check_labels(candidates)
     return Lineup(candidates, readings)
 
