@@ -219,13 +219,13 @@ def finish_or_plant(facts: Facts, finishing: np.ndarray, planting: np.ndarray, d
 def play(trainings: HostTrainings, controller: MenuController | RandomGrowth, episodes: int) -> Played:
     """Lead the hosts to the end of their episodes; the N hosts of an episode stand side by side."""
     facts = trainings.facts()
-    for _ in range(trainings.episode.horizon):
+    for _ in range(trainings.length.host_epochs):
         facts = trainings.step(controller.act(facts)).facts
     fossil = facts.slots.occupied & ~facts.slots.live
     grown, base = trainings.parameters(exported=True), trainings.hosts.host_parameters
     reads_input = np.array([BLUEPRINTS[name].reads == "input" for name in facts.blueprint_names])[facts.slots.blueprint]
     kind = (fossil & ~reads_input).any(1) + 2 * (fossil & reads_input).any(1)
-    born = np.where(fossil, trainings.episode.horizon - facts.slots.age, 0).sum(1) / np.maximum(1, fossil.sum(1))
+    born = np.where(fossil, trainings.length.host_epochs - facts.slots.age, 0).sum(1) / np.maximum(1, fossil.sum(1))
     figures = (
         *(score(trainings.quality(), grown, base), score(trainings.test_quality(), grown, base)),
         *(kind, born >= (EARLY + LATE) / 2, grown >= 2 * base),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from simic.scheduler.scheduler import GrowthScheduler as GrowthScheduler
     from simic.storage.bundle import load_bundle as load_bundle
     from simic.storage.bundle import save_bundle as save_bundle
+    from simic.tasks.augmentation import CropAndFlip as CropAndFlip
     from simic.tasks.data import Data as Data
     from simic.tasks.registry import family as family
     from simic.tasks.registry import task as task
@@ -86,6 +87,7 @@ _NAMES: dict[str, str] = {
     "scheduler.events": "GrowthEvent",
     "scheduler.scheduler": "GrowthScheduler",
     "storage.bundle": "load_bundle save_bundle",
+    "tasks.augmentation": "CropAndFlip",
     "tasks.data": "Data",
     "tasks.registry": "family task",
     "tasks.task": "Task",

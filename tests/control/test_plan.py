@@ -42,7 +42,7 @@ def make_trainings(num_slots: int = 3, horizon: int = 20, **lifecycle) -> HostTr
 def lead(trainings: HostTrainings, controller) -> list[Action]:
     """What the controller did with the first host, until the end."""
     names, said = (trainings.hosts.slot_names, trainings.hosts.blueprint_names), []
-    for _ in range(trainings.episode.horizon):
+    for _ in range(trainings.length.host_epochs):
         rows = controller.act(trainings.facts())
         assert (rows == rows[0]).all()
         said.append(Action.decode(rows[0], *names))

@@ -153,8 +153,18 @@ def gradient_hooked():
     return layer
 
 
-def with_norm():
-    return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+class Shortcut(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), norm
+
+    def forward(self, x):
+        return x + self.norm(self.linear(x))
+
+
+def norm_twice():
+    norm = nn.BatchNorm1d(6)
+    return nn.Sequential(norm, nn.Linear(6, 6), norm)
 
 
 def with_dropout():
@@ -181,7 +191,14 @@ REFUSED = {
     "another gradient": (host(root=Detached), "the forward of Detached has another gradient"),
     "a slot without effect": (host(root=Around), "slot 'stem' has no effect on the host's output"),
     "hooks of the host": (hooked_root, "the host has hooks"),
-    "batch statistics": (host(with_norm), "BatchNorm1d 'block1.1' changes its buffer.*use GroupNorm"),
+    "cumulative batch statistics in a module": (
+        host(lambda: Shortcut(nn.BatchNorm1d(6, momentum=None))),
+        "Shortcut 'block1' fails when stacked.*a momentum",
+    ),
+    "another mode beside batch statistics": (
+        host(lambda: nn.Sequential(nn.BatchNorm1d(6), Function(lambda m, h: h if m.training else 2 * h))),
+        "Function 'block1.1' computes other outputs in evaluation mode",
+    ),
     "dropout": (host(with_dropout), "Dropout 'block1.1' draws random numbers.*p=0"),
     "functional dropout": (host(function(lambda m, h: F.dropout(h, 0.5, m.training))), "'block1' draws random"),
     "numpy noise": (host(function(lambda m, h: h + 0 * np.random.rand())), "'block1' draws random"),  # noqa: NPY002
@@ -269,6 +286,9 @@ ACCEPTED = {
     "one activation in two places": reused,
     "a parametrization": host(symmetric),
     "a constant buffer": host(lambda: Buffer(torch.arange(36.0).view(6, 6) / 36)),
+    "batch statistics": host(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))),
+    "batch statistics in a module": host(lambda: Shortcut(nn.BatchNorm1d(6))),
+    "a batch norm twice in a segment": host(norm_twice),
     "batch statistics that are not kept": host(lambda: nn.BatchNorm1d(6, track_running_stats=False)),
     "dropout with p=0": host(lambda: nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 6))),
     "a norm without bias": host(lambda: nn.LayerNorm(6, bias=False)),
@@ -290,6 +310,8 @@ def test_what_can_be_stacked_learns_as_alone(case):
         alone = ACCEPTED[case]()
         assert torch.equal(nn.utils.parameters_to_vector(alone.parameters()), before[row])
         loss = cross_entropy(alone(x[row].clone()), y)
+        for name, kept in stacked.hosts.statistics.items():
+            torch.testing.assert_close(kept[row], alone.get_buffer(name))
         gradients = torch.autograd.grad(loss, list(alone.parameters()), allow_unused=True)
         own = torch.cat(
             [
@@ -445,7 +467,7 @@ def test_the_environment_refuses_a_host_of_constant_logits_that_grows_alone():
 
 @pytest.mark.parametrize(
     ("middle", "words"),
-    [(with_norm, "BatchNorm1d 'block1.1' .*use GroupNorm"), (with_dropout, "Dropout .*leave it out")],
+    [(Recurrent, "Recurrent 'block1' .*attention"), (with_dropout, "Dropout .*leave it out")],
 )
 def test_the_environment_says_what_to_use_instead(middle, words):
     with pytest.raises(ValueError, match=rf"{words}.*GrowthScheduler"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from simic.stacked.data import StackedData
+from simic.stacked.data import StackedData, _generator
 from simic.tasks.registry import make_task
 
 DATA = make_task("teacher-mlp").data
@@ -38,6 +38,24 @@ def test_a_host_sees_what_it_would_see_alone(shared):
     for n in range(3):
         assert torch.equal(together.split("validation", slice(3, 9))[0][n], own[n].validation_x[3:9])
     assert together.size("test") == len(DATA.test_y)
+
+
+def jitter(x, generator):
+    return x + torch.rand(x.shape, generator=generator)
+
+
+def test_a_host_is_augmented_as_alone_and_anew_for_every_batch():
+    task = replace(make_task("teacher-mlp"), batch_size=50, augment=jitter)
+    together = StackedData([DATA] * 3, [5, 6, 7], batch_size=50, augment=jitter)
+    generator = _generator(6)
+    stacked, alone = list(together.batches()), list(task.train_batches(generator))
+    for (x, y), (own_x, own_y) in zip(stacked, alone[: len(stacked)], strict=True):
+        assert torch.equal(x[1], own_x)
+        assert torch.equal(y[1], own_y)
+        assert x.stride() == (x.shape[1] * x.shape[2], 1, x.shape[1])  # features: samples last
+    added = torch.cat([x for x, _ in stacked], 1)[0].sum(0) - DATA.train_x[: len(stacked) * 50].sum(0)
+    assert (added > 0).all()
+    assert torch.equal(together.split("validation", slice(None))[0][0], DATA.validation_x)
 
 
 def test_an_epoch_has_full_batches_of_different_samples():

@@ -12,11 +12,13 @@ from torch.nn.functional import cross_entropy
 from simic import Action, GrowableModel, LifecycleConfig
 from simic.control.baselines import RandomController
 from simic.control.facts import Facts
+from simic.growth.isolation import evaluating
 from simic.lifecycle.stages import Stage
 from simic.stacked.config import HostsConfig
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.seed_groups import GATE, OPERATORS
+from simic.tasks.hosts import resnet_host
 from simic.tasks.task import mean_cross_entropy
 
 RNG_SEEDS = (3, 14, 15, 92)
@@ -41,7 +43,26 @@ def convolutional() -> nn.Sequential:
     return segments(*layers, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)))
 
 
-HOSTS = {"dense": (dense, (5,)), "convolutional": (convolutional, (1, 6, 6))}
+def residual() -> nn.Sequential:
+    return resnet_host(1, 4, 2, 3, dims=2).double()
+
+
+def normed() -> nn.Sequential:
+    """Every kind of batch norm: its statistics move by a share, are means of all batches, or are not kept."""
+    norms = (nn.BatchNorm1d(6, momentum=0.3), nn.BatchNorm1d(6, momentum=None, affine=False))
+    last = nn.BatchNorm1d(6, track_running_stats=False)
+    layers = [
+        nn.Sequential(nn.Linear(i, 6), norm, nn.ReLU()) for i, norm in zip((5, 6, 6), (*norms, last), strict=True)
+    ]
+    return segments(*layers, nn.Linear(6, 3))
+
+
+HOSTS = {
+    "dense": (dense, (5,)),
+    "convolutional": (convolutional, (1, 6, 6)),
+    "residual": (residual, (1, 6, 6)),
+    "normed": (normed, (5,)),
+}
 
 
 def accuracy(logits, targets):
@@ -122,6 +143,8 @@ CASES = [
 ]
 FAST = {
     ("convolutional", "direct", "adamw", False),
+    ("residual", "direct", "adamw", False),
+    ("normed", "shadow", "sgd", False),
     ("dense", "shadow", "sgd", False),
     ("dense", "straight_through", "adamw", True),
     ("dense", "direct", "adamw", True),
@@ -206,8 +229,13 @@ def compare(stacked, alone, x, y):
                 part = seed.gate if name == GATE else seed.branch
                 weights = torch.cat([p.detach().flatten() for p in part.parameters()])
                 torch.testing.assert_close(weights, group.parameters.rows[row], rtol=1e-8, atol=1e-9)
+        assert {name: buffer.shape for name, buffer in model.host.named_buffers()} == {
+            name: kept.shape[1:] for name, kept in stacked.hosts.statistics.items()
+        }
+        for name, buffer in model.host.named_buffers():
+            torch.testing.assert_close(buffer, stacked.hosts.statistics[name][n], rtol=1e-8, atol=1e-9)
         assert [r.parameters for r in model.growth()] == stacked.seed_parameters()[n].tolist()
-        with torch.no_grad():
+        with evaluating(model):
             torch.testing.assert_close(cross_entropy(model(x), y), losses[n], rtol=1e-8, atol=1e-9)
             for s, slot in enumerate(stacked.slot_names):
                 if np.isnan(flipped[n, s]):
@@ -308,6 +336,21 @@ def test_a_reset_host_starts_afresh():
     assert hosts.slot_state.occupied.sum(1).tolist() == [1, 0, 1, 0]
     assert hosts.hosts.optimizer_state.steps.tolist() == [1, 0, 1, 0]
     assert next(iter(hosts.groups.values())).hosts.tolist() == [0, 2]
+
+
+def test_a_reset_host_has_the_statistics_of_a_new_one():
+    x, y = torch.randn(4, 8, 5, dtype=torch.double), (torch.arange(8) % 3).expand(4, 8)
+    rate = torch.full((4,), 0.01, dtype=torch.double)
+    hosts = StackedHosts(normed, SLOTS, example_input=x[0], rng_seeds=RNG_SEEDS, loss=cross_entropy, metric=accuracy)
+    hosts.train_step(x, y, rate)
+    hosts.reset(np.array([1, 3]), np.array([5, 6]))
+    hosts.train_step(x, y, rate)
+    assert hosts.hosts.statistics["block1.1.num_batches_tracked"].tolist() == [2, 1, 2, 1]
+    torch.manual_seed(5)
+    alone = normed()
+    alone(x[1])
+    for name, buffer in alone.named_buffers():
+        torch.testing.assert_close(hosts.hosts.statistics[name][1], buffer)
 
 
 def dense_hosts(x):

@@ -180,7 +180,6 @@ class Recipe:
             kinds = [lambda: nn.GroupNorm(2, WIDTH), lambda: nn.GroupNorm(1, WIDTH, affine=False), lambda: instance(4)]
         if batch is not None and draw.random() < 0.3:
             tracks = draw.random() < 0.6
-            self.stackable &= not tracks
             return lambda: batch(WIDTH, track_running_stats=tracks)
         return draw.choice(kinds)
 
@@ -291,6 +290,8 @@ def learn_and_compare(recipe, stacked, alone, steps):
             close(losses[row], cross_entropy(model(x[row].clone()), y[row]))
         own = nn.utils.parameters_to_vector(model.host.parameters()).detach()
         close(stacked.hosts.rows[row], own)
+        for name, kept in stacked.hosts.statistics.items():
+            close(kept[row], model.host.get_buffer(name))
 
 
 def close(one, another):

@@ -19,8 +19,9 @@ SLOTS = ("stem", "block")
 
 
 def host() -> nn.Sequential:
-    layers = [nn.Sequential(nn.Linear(i, 4), nn.LayerNorm(4), nn.ReLU()) for i in (3, 4)]
-    return nn.Sequential(OrderedDict(stem=layers[0], block=layers[1], head=nn.Linear(4, 2)))
+    stem = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU())
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+    return nn.Sequential(OrderedDict(stem=stem, block=block, head=nn.Linear(4, 2)))
 
 
 def accuracy(logits, targets):
@@ -52,7 +53,8 @@ def fossilize(hosts: StackedHosts, slot: int) -> None:
 
 def weights(hosts: StackedHosts, host: int) -> dict:
     """Every number that belongs to a host."""
-    found: dict = {"host": [t[host].clone() for t in (hosts.hosts.rows, *hosts.hosts.optimizer_state.tensors())]}
+    kept = (hosts.hosts.rows, *hosts.hosts.optimizer_state.tensors(), *hosts.hosts.statistics.values())
+    found: dict = {"host": [t[host].clone() for t in kept]}
     for key, group in hosts.groups.items():
         for row in np.flatnonzero(group.hosts == host):
             own = group.parameters

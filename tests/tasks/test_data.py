@@ -270,10 +270,12 @@ def test_fashion_of_debian():
         ({"train_x": torch.zeros(0, 1), "train_y": torch.zeros(0)}, "train needs .* got 0 inputs and 0 labels"),
         ({"validation_y": torch.tensor([0, 2])}, r"validation labels must lie in 0\.\.1, got 0\.\.2"),
         ({"validation_y": torch.tensor([-1, 0])}, r"validation labels must lie in 0\.\.1, got -1\.\.0"),
+        ({"test_y": torch.zeros(2, 3)}, r"test targets .* of shape \(samples, 2\), got shape \(2, 3\)"),
+        ({"test_y": torch.full((2, 2), torch.inf)}, "test targets that are no integers must be finite"),
     ],
 )
 def test_inconsistent_data_is_refused(changes, message):
-    x, y = torch.zeros(2, 1), torch.zeros(2)
+    x, y = torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)
     fields = {"train_x": x, "train_y": y, "validation_x": x, "validation_y": y, "test_x": x, "test_y": y}
     with pytest.raises(ValueError, match=message):
         Data(**fields | changes, num_classes=2)

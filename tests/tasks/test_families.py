@@ -29,7 +29,8 @@ def test_tasks_fit_together(name, split):
         assert task.traits["depth"] == len(segments) - 1 >= len(task.slots) >= 1
         assert task.traits["num_slots"] == len(task.slots)
         x, y = task.draw(rng_seed).data.split("train")
-        assert host(x[:3]).shape == (*y[:3].shape, task.data.num_classes)
+        expected = y[:3].shape if task.data.is_regression else (*y[:3].shape, task.data.num_classes)
+        assert host(x[:3]).shape == expected
         task.loss(host(x[:3]), y[:3]).backward()
 
 
@@ -122,7 +123,7 @@ def test_tasks_travel_to_other_processes():
 
 
 def test_families_are_found_by_name():
-    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits"]
+    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits", "broad"]
     assert find_task("mlp", split="validation", rng_seed=4).name == "mlp-validation-4"
     assert find_task("spirals-mlp", split="validation", rng_seed=4).name == "spirals-mlp"
     with pytest.raises(ValueError, match="task has no choice 'digit'; did you mean digits"):

@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from simic.tasks.data import FASHION_DIR, Data
+from simic.tasks.hosts import slot_names
 from simic.tasks.registry import DEFAULT_TASK, TASKS, make_task
 from simic.tasks.task import Task, accuracy, evaluate, mean_cross_entropy
+from simic.tasks.text import generate_text
 
 NEEDS_FASHION = pytest.mark.skipif(
     not FASHION_DIR.is_dir(), reason=f"no {FASHION_DIR}: apt install dataset-fashion-mnist"
@@ -24,13 +26,23 @@ ALL_PRESETS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def data_dirs(tmp_path_factory):
-    """Files for the presets whose data are not to be had otherwise: CIFAR-10 of 300 random images."""
+    """Files for the presets whose data are not to be had otherwise: CIFAR-10 of 300 random images, a generated text."""
     directory, rng = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         images = rng.integers(0, 256, (50, 3073), dtype=np.uint8)
         images[:, 0] = np.arange(50) % 10
         (directory / f"{name}.bin").write_bytes(images.tobytes())
-    return {"cifar10-cnn": directory}
+    text = tmp_path_factory.mktemp("stories") / "input.txt"
+    text.write_text(generate_text(100_000, rng_seed=0))
+    images = dict.fromkeys(("cifar10-cnn", "cifar10-resnet", "cifar10-resnet8"), directory)
+    return {**images, "tinystories": text}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_dir(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def tiny_task(**changes) -> Task:
@@ -46,7 +58,7 @@ def tiny_task(**changes) -> Task:
 def test_presets_fit_together(name, num_slots, data_dirs):
     task = make_task(name, num_slots=num_slots, train_size=200, data_dir=data_dirs.get(name))
     host = task.make_host()
-    assert task.slots == ("stem", "block1", "block2")[:num_slots]
+    assert task.slots == slot_names(len(task.slots) if num_slots is None else num_slots)
     assert tuple(name for name, _ in host.named_children()) == (*task.slots, "head")
     x, y = next(task.train_batches(torch.Generator()))
     assert len(x) == task.batch_size

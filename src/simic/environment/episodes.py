@@ -102,7 +102,7 @@ def play(trainings: HostTrainings, decide: Decide, *, evaluate: bool = False) ->
     alive = np.ones(n, dtype=bool)
     test_quality, shapley = np.full(n, np.nan), np.full(facts.slots.stage.shape, np.nan)
     states, steps = [_state(trainings, facts)], []
-    for _ in range(trainings.episode.horizon):
+    for _ in range(trainings.length.host_epochs):
         masks = legal_masks(facts)
         action = decide(facts, masks) * alive[:, None]
         outcome = trainings.step(action, masks)

@@ -32,7 +32,7 @@ from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.snapshot import Snapshot
-from simic.tasks.task import Task
+from simic.tasks.task import Length, Task
 
 EVALUATION_CHUNK = 256
 """Samples of every host per forward pass in evaluation: bounds the memory."""
@@ -69,7 +69,7 @@ class HostTrainings:
     ) -> None:
         """One host per rng seed, on `device` (the CPU if None). Without `reward` no rewards are computed."""
         self.task, self.reward = task, reward
-        self.episode = episode or EpisodeConfig()
+        self.length = _length(task, episode or EpisodeConfig())
         drawn = [task.draw(int(rng_seed)) for rng_seed in rng_seeds]
         self.hosts = StackedHosts(
             task.make_host,
@@ -85,7 +85,11 @@ class HostTrainings:
             config=hosts,
         )
         self.data = StackedData(
-            [own.data for own in drawn], rng_seeds, batch_size=task.batch_size, device=self.hosts.device
+            [own.data for own in drawn],
+            rng_seeds,
+            batch_size=task.batch_size,
+            device=self.hosts.device,
+            augment=task.augment,
         )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)
@@ -134,7 +138,7 @@ class HostTrainings:
         broken = verdict != Verdict.OK
         # Contributions measured in a broken network do not hold for the restored one.
         note_contributions(self.hosts.slot_state, measured & ~broken[:, None], metric, switched)
-        final = (self._decision >= self.episode.horizon) & ~broken
+        final = (self._decision >= self.length.host_epochs) & ~broken
         ended = final | broken
         if ended.any():  # at the end of an episode the exported network counts, without live seeds
             exported_loss, exported_metric = self._evaluate("validation", exported=True)
@@ -159,7 +163,7 @@ class HostTrainings:
             host_parameters=np.full(n, self.hosts.host_parameters),
             seed_parameters=self.hosts.seed_parameters(),
             decision=self._decision.copy(),
-            horizon=np.full(n, self.episode.horizon),
+            horizon=np.full(n, self.length.told_host_epochs),
             previous_action=self._previous_action.copy(),
             random_guess_loss=np.full(n, self.task.random_guess_loss),
             host_gradient_norm=self.hosts.host_gradient_norm.copy(),
@@ -215,9 +219,7 @@ class HostTrainings:
 
     def _train(self) -> Tensor:
         """One host epoch of every host; the mean loss (N,)."""
-        share = self._decision / self.episode.horizon
-        factor = (1 + np.cos(np.pi * share)) / 2 if self.episode.anneal else np.ones(self.num_hosts)
-        rate = torch.from_numpy(self._rate * factor).to(self.hosts.hosts.rows)
+        rate = torch.from_numpy(self._rate * self.length.rate_factor(self._decision)).to(self.hosts.hosts.rows)
         total = torch.zeros_like(rate)
         for x, y in self.data.batches():
             total += self.hosts.train_step(x, y, rate)
@@ -277,12 +279,19 @@ class HostTrainings:
             final=final,
             rolled_back=broken,
             decision=before.decision,
-            horizon=after.horizon,
+            horizon=np.full(self.num_hosts, self.length.host_epochs),
             random_guess_loss=after.random_guess_loss,
             first_loss=self._first[0].copy(),
             first_metric=self._first[1].copy(),
             earned=self._earned.copy(),
         )
+
+
+def _length(task: Task, episode: EpisodeConfig) -> Length:
+    """A task's own length comes before that of the settings."""
+    if task.length is not None:
+        return task.length
+    return Length(host_epochs=episode.horizon, anneal=episode.anneal)
 
 
 def _to_numpy(*values: Tensor) -> list[np.ndarray]:

@@ -1,8 +1,9 @@
 """Checks that networks, seeds, losses and metrics can run stacked, with errors that say what to change.
 
 The stacked program runs the arithmetic of a network for N sets of parameters. Anything else that a module does in a
-call (an overridden forward, batch statistics, random numbers, state between calls) would be lost or fail under vmap.
-Such modules are refused here, so that nothing else than the user's network is trained.
+call (an overridden forward, random numbers, state between calls) would be lost or fail under vmap. Such modules are
+refused here, so that nothing else than the user's network is trained. Hosts may keep the running statistics of batch
+norms; seeds may not.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from simic.growth.slot_discovery import Site
 from simic.growth.slot_shape import SlotShape
 from simic.stacked.compare import TOLERANCE, Fault, Program, Unusable, compare, first_sentence, relative_difference
 from simic.stacked.layers import is_customized, run_segments, run_stacked
-from simic.stacked.parameters import Parameters, part_of
+from simic.stacked.parameters import Parameters, part_of, statistics_of
 
 ALONE = "or grow the model alone with GrowableModel and GrowthScheduler, which take any module"
 IN_ORDER = "write the host as segments that run one after the other (residual connections go inside a segment)"
 TENSORS_ONLY = "compute with tensors only (no random numbers, no state between calls, no branches on values)"
 REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((nn.modules.batchnorm._BatchNorm,), "use GroupNorm or LayerNorm, which keep no statistics of batches"),
+    ((nn.modules.batchnorm._BatchNorm,), "use GroupNorm or LayerNorm, or in a host a batch norm with a momentum"),
     ((nn.modules.dropout._DropoutNd, nn.RReLU), "leave it out (a dropout with p=0 is accepted)"),
     ((nn.modules.instancenorm._InstanceNorm,), "leave track_running_stats off"),
     ((nn.RNNBase,), "use attention or convolutions over the sequence"),
@@ -54,6 +55,7 @@ def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "
     """Raise unless networks differ in the values of their parameters only."""
     rule = f"{maker} must build a new network of the same structure at every call"
     here, owned, buffers = _structure(template), set(template.parameters()), list(template.buffers())
+    own_statistics = statistics_of(template)
     for other in others:
         if not owned.isdisjoint(other.parameters()):
             raise ValueError(f"{rule}, got one that shares parameters with an earlier one: build all its layers anew")
@@ -64,7 +66,7 @@ def check_alike(template: nn.Module, others: Sequence[nn.Module], maker: str = "
                 f"{rule}, got two: {name!r} is {here.get(name, 'missing')}, then {there.get(name, 'missing')}"
             )
         for (name, buffer), own in zip(other.named_buffers(), buffers, strict=True):
-            if not torch.equal(buffer, own):
+            if name not in own_statistics and not torch.equal(buffer, own):
                 raise ValueError(
                     f"{rule}, got two values of buffer {name!r}: stacked networks share their buffers; make it a "
                     f"parameter or draw it from a fixed seed, {ALONE}"
@@ -125,11 +127,11 @@ def check_hosts(hosts: Sequence[nn.Module], sites: Sequence[Site], example_input
     with preserved_rng():
         try:
             _check_slots(hosts[0], sites)
-            compare(hosts, _host_program, example, sites)
+            compare(hosts, _host_program, example, sites, statistics=True)
         except Fault as fault:
             own_forward = type(hosts[0]).forward is not nn.Sequential.forward
             subject = f"the forward of {type(hosts[0]).__name__}" if own_forward else "the host"
-            reason = _blame_part(hosts, example) or f"{subject} {fault}: {IN_ORDER}"
+            reason = _blame_part(hosts, example, statistics=True) or f"{subject} {fault}: {IN_ORDER}"
             raise ValueError(
                 f"hosts run stacked, as one program of segments in a row, but {reason}, {ALONE}"
             ) from fault.__cause__
@@ -155,7 +157,9 @@ def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
             raise ValueError(f"{rule}: {error}") from error
         except Fault as fault:
             whole = f"its {type(branches[0]).__name__} {fault}: {_remedy(branches[0])}"
-            raise ValueError(f"{rule}, but {_blame_part(branches, x) or whole}, {ALONE}") from fault.__cause__
+            raise ValueError(
+                f"{rule}, but {_blame_part(branches, x, statistics=False) or whole}, {ALONE}"
+            ) from fault.__cause__
     _stackable.add(key)
 
 
@@ -208,21 +212,21 @@ def _find_overwriting(host: nn.Module, x: Tensor) -> frozenset[int]:
 # Error texts.
 
 
-def _blame_part(modules: Sequence[nn.Module], x: Tensor, prefix: str = "") -> str | None:
+def _blame_part(modules: Sequence[nn.Module], x: Tensor, prefix: str = "", *, statistics: bool) -> str | None:
     """Which part of the modules cannot be stacked, why, and the remedy; None if each part can."""
     if not isinstance(modules[0], nn.Sequential):
         return None
     for name in segments_of(modules[0]):
         parts = [segments_of(module)[name] for module in modules]
         try:
-            compare(parts, _module_program, x)
+            compare(parts, _module_program, x, statistics=statistics)
             with torch.no_grad():
                 x = torch.stack([part(own) for part, own in zip(parts, x, strict=True)])
         except Unusable:
             return None  # parts that do not fit together are not at fault by themselves
         except Fault as fault:
             own = f"{type(parts[0]).__name__} {prefix + name!r} {fault}: {_remedy(parts[0])}"
-            return _blame_part(parts, x, f"{prefix}{name}.") or own
+            return _blame_part(parts, x, f"{prefix}{name}.", statistics=statistics) or own
     return None
 
 

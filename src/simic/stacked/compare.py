@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from simic.growth.isolation import evaluating, preserve_state, rng_state
 from simic.growth.slot_discovery import Site
-from simic.stacked.parameters import Parameters, StackedParameters
+from simic.stacked.parameters import Parameters, StackedParameters, batch_norms, statistics_of
 
 TOLERANCE = 1e-5
 """Maximum difference between stacked and alone, relative to the largest value."""
@@ -26,6 +26,8 @@ ROUNDING = 32
 """Further tolerance of gradients, in rounding errors of the largest one: those that are zero in theory are noise."""
 DOUBT = 1e-2
 """Relative difference up to which rounding may be the cause, so that the comparison is repeated in double precision."""
+NORM_REPEATS = 4
+"""Copies of the example that batch norms see: from two samples alone they keep little but signs."""
 
 Program = Callable[[Parameters, Tensor, Sequence[Tensor]], Tensor]
 """(stacked parameters by name, inputs, what is added in each slot) -> the outputs of N networks."""
@@ -55,11 +57,14 @@ class _Trial(NamedTuple):
     x: Tensor  # (N, B, ...)
     slots: list[str]
     shifts: list[Tensor]  # (N, B, ...) per slot, added to its activation as a seed would
+    statistics: Parameters  # (N, ...) of batch norms, which a pass may update
 
 
 class _Result(NamedTuple):
     outputs: Tensor  # (N, B, ...)
     gradients: dict[int, list[Tensor]]  # of some networks: with respect to the input, then each parameter
+    statistics: Parameters  # (N, ...) after that pass
+    evaluated: Tensor | None  # (N, B, ...) outputs in evaluation mode; None without statistics
 
 
 def compare(
@@ -67,21 +72,30 @@ def compare(
     program_of: Callable[[nn.Module], Program],
     example: Tensor,
     sites: Sequence[Site] = (),
+    *,
+    statistics: bool = False,
 ) -> None:
-    """Raise a Fault unless the program gives with stacked parameters what the modules give one by one."""
+    """Raise a Fault unless the program gives with stacked parameters what the modules give one by one.
+
+    With `statistics`, batch norms may update theirs.
+    """
+    if statistics and batch_norms(modules[0]):
+        example = example.repeat(1, NORM_REPEATS, *[1] * (example.dim() - 2))
     try:
-        _compare_once(modules, program_of(modules[0]), example, sites)
+        _compare_once(modules, program_of(modules[0]), example, sites, statistics=statistics)
     except Difference as difference:
         if difference.size > DOUBT:
             raise
         # An ill-conditioned network magnifies rounding errors. Double precision shows whether anything else differs.
         exact = [copy.deepcopy(module).to("cpu", torch.float64) for module in modules]
         example = example.cpu().double() if example.is_floating_point() else example.cpu()
-        _compare_once(exact, program_of(exact[0]), example, sites)
+        _compare_once(exact, program_of(exact[0]), example, sites, statistics=statistics)
 
 
-def _compare_once(modules: Sequence[nn.Module], program: Program, example: Tensor, sites: Sequence[Site]) -> None:
-    trial, alone = _first_sound_trial(modules, example, sites)
+def _compare_once(
+    modules: Sequence[nn.Module], program: Program, example: Tensor, sites: Sequence[Site], *, statistics: bool
+) -> None:
+    trial, alone = _first_sound_trial(modules, example, sites, statistics=statistics)
     stacked = _run_stacked(modules[0], program, trial, rows=list(alone.gradients))
     if (stacked.outputs.shape, stacked.outputs.dtype) != (alone.outputs.shape, alone.outputs.dtype):
         raise Fault(
@@ -97,6 +111,13 @@ def _compare_once(modules: Sequence[nn.Module], program: Program, example: Tenso
             noise = ROUNDING * torch.finfo(one.dtype).eps * largest / TOLERANCE
             if (size := relative_difference(one, other, noise)) > TOLERANCE:
                 raise Difference(f"has another gradient of {name}", size)
+    for name, kept in alone.statistics.items():
+        if (size := relative_difference(stacked.statistics[name], kept)) > TOLERANCE:
+            raise Difference(f"updates {name!r} otherwise", size)
+    if alone.evaluated is None or stacked.evaluated is None:
+        return
+    if (size := relative_difference(stacked.evaluated, alone.evaluated)) > TOLERANCE:
+        raise Difference("computes other outputs in evaluation mode", size)
 
 
 def relative_difference(one: Tensor, other: Tensor, noise: float = 0.0) -> float:
@@ -109,18 +130,22 @@ def relative_difference(one: Tensor, other: Tensor, noise: float = 0.0) -> float
     return gap / scale if math.isfinite(gap) and math.isfinite(scale) and scale > 0 else math.inf
 
 
-def _first_sound_trial(modules: Sequence[nn.Module], example: Tensor, sites: Sequence[Site]) -> tuple[_Trial, _Result]:
+def _first_sound_trial(
+    modules: Sequence[nn.Module], example: Tensor, sites: Sequence[Site], *, statistics: bool
+) -> tuple[_Trial, _Result]:
     """A trial with random numbers or, where modules cannot process these, with their own; and its results alone."""
-    trial = _draw_trial(modules, example, sites, spread=1.0)
+    trial = _draw_trial(modules, example, sites, spread=1.0, statistics=statistics)
     with suppress(Unusable):  # for instance inputs that must be positive
         alone = _run_alone(modules, trial)
         if bool(alone.outputs.isfinite().all()):
             return trial, alone
-    trial = _draw_trial(modules, example, sites, spread=0.0)
+    trial = _draw_trial(modules, example, sites, spread=0.0, statistics=statistics)
     return trial, _run_alone(modules, trial)
 
 
-def _draw_trial(modules: Sequence[nn.Module], example: Tensor, sites: Sequence[Site], *, spread: float) -> _Trial:
+def _draw_trial(
+    modules: Sequence[nn.Module], example: Tensor, sites: Sequence[Site], *, spread: float, statistics: bool
+) -> _Trial:
     """Random inputs similar to the example (N, B, ...) and weights near the modules' own; unchanged if `spread` is 0.
 
     Weights are perturbed because zeros, as in the last layer of a new seed, hide errors in whatever they multiply.
@@ -140,36 +165,51 @@ def _draw_trial(modules: Sequence[nn.Module], example: Tensor, sites: Sequence[S
     with torch.no_grad():
         for leaf in weights.leaves.values():
             leaf += noise(leaf) * (0.2 * float(leaf.square().mean().sqrt()) or 0.1)
-    shifts = [0.1 * noise(weights.rows.new_zeros(len(modules), *site.example_shape)) for site in sites]
-    return _Trial(weights, x, [site.name for site in sites], shifts)
+    shifts = [0.1 * noise(weights.rows.new_zeros(*x.shape[:2], *site.example_shape[1:])) for site in sites]
+    return _Trial(weights, x, [site.name for site in sites], shifts, weights.statistics if statistics else {})
 
 
 def _run_alone(modules: Sequence[nn.Module], trial: _Trial) -> _Result:
     """Run every module by itself; gradients and side effects are examined for the first and the last only."""
-    outputs, gradients = [], {}
+    outputs, gradients, evaluated = [], {}, []
+    statistics: dict[str, list[Tensor]] = {name: [] for name in trial.statistics}
     for row, module in enumerate(modules):
         with _prepared(module, trial, row):
             if row not in (0, len(modules) - 1):
                 with torch.no_grad():
                     outputs.append(_output(module, trial.x[row].clone()))
-                continue
-            x = _leaf(trial.x[row])
-            out = _output_without_side_effects(module, x.clone())
-            gradients[row] = _gradients(_weighted_sum(out, row), [x, *module.parameters()])
-            outputs.append(out.detach())
-    return _Result(torch.stack(outputs), gradients)
+            else:
+                x = _leaf(trial.x[row])
+                out = _output_without_side_effects(module, x.clone(), updates=trial.statistics)
+                gradients[row] = _gradients(_weighted_sum(out, row), [x, *module.parameters()])
+                outputs.append(out.detach())
+            if statistics:
+                own = statistics_of(module)
+                for name, kept in statistics.items():
+                    kept.append(own[name].clone())
+                with evaluating(module):
+                    evaluated.append(_output(module, trial.x[row].clone()))
+    after = {name: torch.stack(kept) for name, kept in statistics.items()}
+    return _Result(torch.stack(outputs), gradients, after, torch.stack(evaluated) if evaluated else None)
 
 
 def _run_stacked(module: nn.Module, program: Program, trial: _Trial, rows: Sequence[int]) -> _Result:
-    x = _leaf(trial.x)
+    x, evaluated = _leaf(trial.x), None
     try:
         with _prepared(module):
             out = program(trial.weights.by_name, x.clone(), trial.shifts)
+            if trial.statistics:
+                for norm in batch_norms(module).values():
+                    norm.eval()
+                with torch.no_grad():
+                    unchanged = {name: value.clone() for name, value in trial.weights.by_name.items()}
+                    evaluated = program(unchanged, trial.x.clone(), trial.shifts)
         total = sum((_weighted_sum(out[row], row) for row in rows), torch.zeros((), dtype=out.dtype, device=out.device))
         found = _gradients(total, [x, *trial.weights.leaves.values()])
     except Exception as error:
         raise Fault(f"fails when stacked ({first_sentence(error)})") from error
-    return _Result(out.detach(), {row: [gradient[row] for gradient in found] for row in rows})
+    gradients = {row: [gradient[row] for gradient in found] for row in rows}
+    return _Result(out.detach(), gradients, trial.statistics, evaluated)
 
 
 def _output(module: nn.Module, x: Tensor) -> Tensor:
@@ -182,16 +222,21 @@ def _output(module: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def _output_without_side_effects(module: nn.Module, x: Tensor) -> Tensor:
-    """The output in training mode; raise if that changes any state or differs from evaluation mode."""
+def _output_without_side_effects(module: nn.Module, x: Tensor, *, updates: Collection[str]) -> Tensor:
+    """The output in training mode; raise if that changes any state or differs from evaluation mode.
+
+    The buffers `updates` may change; with any of them, evaluation mode is another function, compared by itself.
+    """
     streams, buffers = _random_streams(), {name: buffer.clone() for name, buffer in module.named_buffers()}
     given = x.detach().clone()
     out = _output(module, x)
     if _random_streams() != streams:
         raise Fault("draws random numbers in its forward pass")
     for name, buffer in module.named_buffers():
-        if name not in buffers or not torch.equal(buffer, buffers[name]):
+        if name not in updates and (name not in buffers or not torch.equal(buffer, buffers[name])):
             raise Fault(f"changes its buffer {name!r} in its forward pass")
+    if updates:
+        return out
     with evaluating(module):
         again = _output(module, given)
     if again.shape != out.shape or relative_difference(again, out.detach()) > TOLERANCE:

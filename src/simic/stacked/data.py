@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simic.tasks.augmentation import Augment, augmented
 from simic.tasks.data import Data
 
 GATHER_LIMIT = 1 << 21
@@ -28,8 +29,10 @@ class StackedData:
         *,
         batch_size: int,
         device: torch.device | None = None,
+        augment: Augment | None = None,
     ) -> None:
-        self.device = device or torch.device("cpu")
+        """`augment` changes the inputs of every training batch, host by host, drawing from the host's generator."""
+        self._augment, self.device = augment, device or torch.device("cpu")
         self.batch_size = min(batch_size, len(data[0].train_x))
         self._data = list(data)
         self._generators = [_generator(rng_seed) for rng_seed in rng_seeds]
@@ -58,7 +61,17 @@ class StackedData:
         at_once = max(1, GATHER_LIMIT // (len(self._data) * self.batch_size * x[0].numel() * x.element_size()))
         for start in range(0, samples, at_once * self.batch_size):
             chosen = orders[:, start : start + at_once * self.batch_size]
-            yield from zip(self._gather(x, chosen), self._gather(y, chosen), strict=True)
+            for inputs, targets in zip(self._gather(x, chosen), self._gather(y, chosen), strict=True):
+                yield self._augmented(inputs), targets
+
+    def _augmented(self, inputs: Tensor) -> Tensor:
+        """The inputs (N, B, ...) of a batch, each host's changed by itself: the same as if it trained alone."""
+        augment = self._augment
+        if augment is None:
+            return inputs
+        pairs = zip(inputs, self._generators, strict=True)
+        changed = torch.stack([augmented(augment, own, generator) for own, generator in pairs])
+        return torch.empty_like(inputs).copy_(changed)  # in the same order in memory: features lie samples last
 
     def _gather(self, source: Tensor, chosen: Tensor) -> Sequence[Tensor]:
         """Batches (N, B, ...) of the samples `chosen` (N, several batches), gathered at once."""
@@ -82,7 +95,12 @@ class StackedData:
         self._shared = all(own is self._data[0] for own in self._data)
         sources = self._data[:1] if self._shared else self._data
         names = [f"{split}_{suffix}" for split in ("train", "validation", "test") for suffix in ("x", "y")]
-        self._stacked = {name: torch.stack([getattr(own, name) for own in sources]).to(self.device) for name in names}
+        parts = {name: [getattr(own, name) for own in sources] for name in names}
+        # One data set for all stays where it is: it may be large.
+        self._stacked = {
+            name: (own[0].unsqueeze(0) if len(own) == 1 else torch.stack(own)).to(self.device)
+            for name, own in parts.items()
+        }
         for name in ("validation_x", "test_x"):
             x = self._stacked[name]
             if x.dim() == 3 and x.is_floating_point():  # features: samples last

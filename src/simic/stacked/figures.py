@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from simic.stacked.check import check_figure
-from simic.tasks.task import accuracy, mean_cross_entropy
+from simic.tasks.task import accuracy, explained_variance, mean_cross_entropy, mean_squared_error
 
 Figure = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> a number, or a number per host."""
@@ -83,4 +83,17 @@ def _accuracies(logits: Tensor, targets: Tensor) -> Tensor:
     return (beaten.logical_not_() & (targets.flatten(1) >= 0)).float().mean(1)
 
 
-STACKED: dict[Figure, Figure] = {mean_cross_entropy: _cross_entropies, accuracy: _accuracies}
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().flatten(1).mean(1)
+
+
+def _explained(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (1 - _squared_errors(outputs, targets)).clamp(0, 1)
+
+
+STACKED: dict[Figure, Figure] = {
+    mean_cross_entropy: _cross_entropies,
+    accuracy: _accuracies,
+    mean_squared_error: _squared_errors,
+    explained_variance: _explained,
+}

@@ -305,10 +305,11 @@ class StackedHosts:
     def _differentiate(self, chunks: Sequence[_Chunk], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The losses (N,), and the gradient of their sum with respect to all parameters, by autograd."""
         losses, gradient = [], None
-        for chunk in chunks:
-            own, total = self._training_loss(chunk, x[chunk.rows], y[chunk.rows])
-            losses.append(own)
-            gradient = self._optimizer.gradient(total, gradient)
+        with self.structure.training():
+            for chunk in chunks:
+                own, total = self._training_loss(chunk, x[chunk.rows], y[chunk.rows])
+                losses.append(own)
+                gradient = self._optimizer.gradient(total, gradient)
         assert gradient is not None
         return torch.cat(losses) if len(losses) > 1 else losses[0], gradient
 

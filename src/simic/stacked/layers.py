@@ -27,11 +27,12 @@ from simic.growth.branch_layers import (
 )
 from simic.stacked import feature_layers
 from simic.stacked.attention import attend
+from simic.stacked.batch_norm import batch_norm
 from simic.stacked.conv_chain import is_chain, run_chain
 from simic.stacked.convolution import convolve
 from simic.stacked.parameters import Parameters, part_of
 from simic.stacked.row_norm import normalize_rows
-from simic.tasks.hosts import TokenEmbedding, TransformerBlock
+from simic.tasks.hosts import ResidualBlock, TokenEmbedding, TransformerBlock
 
 LARGE = 1 << 14
 """Input values above which a single network runs by `functional_call`; below, that call costs more than its layers."""
@@ -228,9 +229,13 @@ def _transformer_block(module: TransformerBlock, parameters: Parameters, x: Tens
     return x + _linear(module.mlp[2], last, F.gelu(_linear(module.mlp[0], _after_affine(mlp_norm, hidden), normed)))
 
 
+def _residual_block(module: ResidualBlock, parameters: Parameters, x: Tensor) -> Tensor:
+    inner, shortcut = (part_of(parameters, name) for name in ("inner", "shortcut"))
+    return (run_stacked(module.inner, inner, x) + run_stacked(module.shortcut, shortcut, x)).relu()
+
+
 def _run_single(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
-    # `named_parameters` lists tied parameters once; `functional_call` ties their other names itself.
-    own = {name: parameters[name].squeeze(0) for name, _ in module.named_parameters()}
+    own = {name: value.squeeze(0) for name, value in _own(module, parameters).items()}
     x = x.squeeze(0)
     if x.dim() == 4 and x.device.type == "cpu":
         # Images: convolutions of few channels are faster channels last. But torch's group norm crashes in the backward
@@ -247,8 +252,14 @@ def _starts_with_convolution(module: nn.Module) -> bool:
 def _vmapped(module: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
     if len(x) == 1:
         return _run_single(module, parameters, x)
-    own = {name: parameters[name] for name, _ in module.named_parameters()}
+    own = _own(module, parameters)
     return vmap(lambda own, samples: functional_call(module, own, (samples,)))(own, x)
+
+
+def _own(module: nn.Module, parameters: Parameters) -> dict[str, Tensor]:
+    """Parameters and statistics of a module, tied ones once: `functional_call` ties their other names itself."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return {name: parameters[name] for name, _ in tensors if name in parameters}  # other buffers are shared
 
 
 LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
@@ -257,11 +268,14 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     nn.Embedding: _embedding,
     nn.Conv1d: _conv,
     nn.Conv2d: _conv,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     nn.ReLU: _elementwise,
     nn.GELU: _elementwise,
     nn.Tanh: _elementwise,
+    nn.Identity: _elementwise,
     nn.Flatten: _flatten,
     nn.AdaptiveAvgPool1d: _global_pool,
     nn.AdaptiveAvgPool2d: _global_pool,
@@ -270,6 +284,7 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Parameters, Tensor], Tensor]] = {
     CausalConvolution: _causal_convolution,
     Gate: _gate,
     GatedLinear: _gated_linear,
+    ResidualBlock: _residual_block,
     Scale: _scale,
     SqueezeExcite: _squeeze_excite,
     TokenEmbedding: _token_embedding,

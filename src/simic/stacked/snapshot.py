@@ -1,4 +1,4 @@
-"""Snapshots of the weights and optimizer state of N stacked hosts, saved and restored host by host.
+"""Snapshots of the weights, batch statistics and optimizer state of N stacked hosts, saved and restored host by host.
 
 Shapes: N hosts, R seeds of a group.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 from simic.lifecycle.slots import remove
 from simic.lifecycle.stages import Stage
 from simic.stacked.hosts import StackedHosts
-from simic.stacked.parameters import StackedParameters
 from simic.stacked.seed_groups import GroupKey, SeedGroup
 
 
@@ -57,7 +56,7 @@ class Snapshot:
             mine = np.flatnonzero(which[group.hosts])
             owners, saved = group.hosts[mine], self._seeds.get(key)
             assert (hosts.slot_state.stage[owners, group.slot] == Stage.FOSSILIZED).all(), "a live seed survived"
-            tensors = _tensors(group.parameters)
+            tensors = group.parameters.tensors()
             rows = _on_device(mine, tensors)
             for tensor in tensors:
                 tensor[rows] = 0
@@ -70,14 +69,14 @@ class Snapshot:
     def _save_seeds(self, key: GroupKey, group: SeedGroup | None, which: np.ndarray) -> None:
         saved = self._seeds.get(key)
         if saved is not None and group is not None and np.array_equal(saved.hosts, group.hosts):
-            _copy(saved.tensors, _tensors(group.parameters), which[group.hosts])
+            _copy(saved.tensors, group.parameters.tensors(), which[group.hosts])
             return
         # The group has changed: rows of other hosts stay as they were saved, rows of `which` come from the group.
         pieces: list[_Rows] = []
         if saved is not None:
             pieces.append(_select(saved.hosts, saved.tensors, ~which[saved.hosts]))
         if group is not None:
-            pieces.append(_select(group.hosts, _tensors(group.parameters), which[group.hosts]))
+            pieces.append(_select(group.hosts, group.parameters.tensors(), which[group.hosts]))
         owners = np.concatenate([piece.hosts for piece in pieces])
         self._seeds.pop(key, None)
         if owners.size:
@@ -85,13 +84,8 @@ class Snapshot:
             self._seeds[key] = _Rows(owners, [torch.cat(column) for column in columns])
 
 
-def _tensors(parameters: StackedParameters) -> list[Tensor]:
-    """Weights and optimizer state, each with one row per network."""
-    return [parameters.rows, *parameters.optimizer_state.tensors()]
-
-
 def _host_tensors(hosts: StackedHosts) -> list[Tensor]:
-    return [*_tensors(hosts.hosts), *(hosts.loss_scale.tensors() if hosts.loss_scale is not None else ())]
+    return [*hosts.hosts.tensors(), *(hosts.loss_scale.tensors() if hosts.loss_scale is not None else ())]
 
 
 def _on_device(rows: np.ndarray, tensors: list[Tensor]) -> Tensor:

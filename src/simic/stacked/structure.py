@@ -17,7 +17,8 @@ host 1:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from simic.lifecycle.actions import STYLES
 from simic.lifecycle.slots import SlotState
 from simic.stacked.check import check_alike, check_blueprint, check_hosts, check_parameters, segments_of
 from simic.stacked.optimizer import OptimizerConfig, StackedOptimizer
-from simic.stacked.parameters import Parameters, StackedParameters, part_of, row_of
+from simic.stacked.parameters import Parameters, StackedParameters, batch_norms, part_of, row_of, stack_statistics
 from simic.stacked.seed_groups import GATE, OPERATORS, GroupKey, SeedGroup, SlotSeeds
 from simic.stacked.two_layer import MAX_FEATURES, two_layer
 
@@ -78,7 +79,9 @@ class Structure:
         self.hosts = StackedParameters.of_modules(hosts, self.reference)
         self.blueprint_names = blueprints_for(site.shape for site in sites)
         for segment in self.segments:
-            segment.to(self.reference.device)  # their buffers are shared by all hosts
+            segment.to(self.reference.device)  # their buffers are shared by all hosts, except statistics
+        self._norms = [*batch_norms(self._template).values()]
+        self._set_training(False)
         self.groups: dict[GroupKey, SeedGroup] = {}
         self.ordered: list[SeedGroup] = []
         """The groups in the order of the optimizer's rows."""
@@ -100,6 +103,21 @@ class Structure:
         self.hosts.rows[rows] = torch.stack([row_of(network, self.reference) for network in networks])
         for tensor in self.hosts.optimizer_state.tensors():
             tensor[rows] = 0
+        for name, fresh in stack_statistics(networks, self.reference.device).items():
+            self.hosts.statistics[name][rows] = fresh
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Batch norms use the statistics of the batch and update their own; outside they use their own."""
+        self._set_training(True)
+        try:
+            yield
+        finally:
+            self._set_training(False)
+
+    def _set_training(self, training: bool) -> None:
+        for norm in self._norms:
+            norm.training = training
 
     def segment_parameters(self) -> list[Parameters]:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""

@@ -35,7 +35,7 @@ CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Data:
-    """Inputs and labels of the three splits."""
+    """Inputs and labels of the three splits: classes as integers, or standardised numbers to predict as floats."""
 
     train_x: Tensor
     train_y: Tensor
@@ -44,7 +44,7 @@ class Data:
     test_x: Tensor
     test_y: Tensor
     num_classes: int
-    """Labels are 0 to num_classes - 1."""
+    """Labels are 0 to num_classes - 1. For regression it is the number of outputs, and labels are (M, outputs)."""
 
     def __post_init__(self) -> None:
         for name in ("train", "validation", "test"):
@@ -53,11 +53,22 @@ class Data:
                 raise ValueError(
                     f"{name} needs at least one input and a label for each, got {len(x)} inputs and {len(y)} labels"
                 )
-            if y.min() < 0 or y.max() >= self.num_classes:
+            if y.is_floating_point():
+                if y.shape[1:] != (self.num_classes,) or not torch.isfinite(y).all():
+                    raise ValueError(
+                        f"{name} targets that are no integers must be finite numbers of shape (samples, "
+                        f"{self.num_classes}), got shape {tuple(y.shape)}"
+                    )
+            elif y.min() < 0 or y.max() >= self.num_classes:
                 raise ValueError(
                     f"{name} labels must lie in 0..{self.num_classes - 1}, got {int(y.min())}..{int(y.max())}: "
                     "increase num_classes or correct the labels"
                 )
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers to predict, not classes."""
+        return self.train_y.is_floating_point()
 
     def split(self, name: str) -> tuple[Tensor, Tensor]:
         """Inputs and labels of "train", "validation" or "test"."""
@@ -159,15 +170,17 @@ def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -
 def normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
     """The splits with inputs normalised by the mean and standard deviation of the training inputs."""
     mean, std = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
-    train, validation, test = (((x - mean) / std, y) for x, y in (train, validation, test))
+    # float32 at once: of large images float64 copies of all splits would not fit beside each other.
+    train, validation, test = ((((x - mean) / std).astype(np.float32), y) for x, y in (train, validation, test))
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
 
 
 def as_data(*, train: Samples, validation: Samples, test: Samples, num_classes: int) -> Data:
-    """The splits as tensors: inputs float32 (int64 for tokens), labels int64."""
+    """The splits as tensors: inputs float32 (int64 for tokens), labels int64 (float32 for regression)."""
     tensors = {}
     for name, (x, y) in (("train", train), ("validation", validation), ("test", test)):
-        dtype = np.int64 if np.issubdtype(x.dtype, np.integer) else np.float32
-        tensors[f"{name}_x"] = torch.from_numpy(np.ascontiguousarray(x, dtype))
-        tensors[f"{name}_y"] = torch.from_numpy(np.ascontiguousarray(y, np.int64))
+        x_type = np.int64 if np.issubdtype(x.dtype, np.integer) else np.float32
+        y_type = np.float32 if np.issubdtype(y.dtype, np.floating) else np.int64
+        tensors[f"{name}_x"] = torch.from_numpy(np.ascontiguousarray(x, x_type))
+        tensors[f"{name}_y"] = torch.from_numpy(np.ascontiguousarray(y, y_type))
     return Data(**tensors, num_classes=num_classes)

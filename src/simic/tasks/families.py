@@ -20,6 +20,7 @@ from simic.tasks.recipe import DIGITS_CNN, DIGITS_MLP, Recipe, conv_for, mlp_for
 from simic.tasks.registry import SPLITS, Split
 from simic.tasks.sequences import Counting, Delay, PairTable, load_sequences
 from simic.tasks.task import Task
+from simic.tasks.training_ranges import TrainingRanges
 from simic.tasks.variation import HostVariation
 
 
@@ -34,6 +35,8 @@ class Ranges:
     min_slots: int = 1
     variation: HostVariation
     """What differs between the hosts of a task."""
+    training: TrainingRanges | None = None
+    """How hosts are trained; None for all alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,8 @@ class TaskFamily:
             variation=replace(ranges.variation, stream=stream),
             traits={"width": width, "depth": depth, "num_slots": num_slots},
         )
+        if ranges.training is not None:
+            task = ranges.training.apply(task, rng)
         if not ranges.variation.problems:
             return task
         # The task's own data come from a stream that none of its hosts uses.

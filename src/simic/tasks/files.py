@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 CIFAR10_DIR = Path("cifar-10-batches-bin")
@@ -10,6 +11,9 @@ FASHION_DIR = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist installs its files."""
 TEXT_FILE = "input.txt"
 """The text in a directory."""
+STORIES_DIR = Path("tinystories")
+STORIES_FILES = (TEXT_FILE, "TinyStoriesV2-GPT4-train.txt", "TinyStories-train.txt")
+"""Texts that a directory of stories may hold, under the names of their publishers."""
 
 
 def fashion_files(data_dir: Path | None = None) -> list[Path]:
@@ -46,6 +50,21 @@ def text_files(data_dir: Path | None = None) -> list[Path]:
             "(data_dir), or leave it out to use generated text"
         )
     return [path]
+
+
+def story_files(data_dir: Path | None = None) -> list[Path]:
+    """The text in a directory, or the file itself; and the package that cuts it into tokens must be installed."""
+    if find_spec("tokenizers") is None:
+        raise ValueError("tinystories needs the package tokenizers: pip install 'simic-rl[text]'")
+    place = data_dir or STORIES_DIR
+    for path in [place / name for name in STORIES_FILES] if place.is_dir() else [place]:
+        if path.is_file():
+            return [path]
+    raise FileNotFoundError(
+        f"tinystories needs a text but {place} has none: fetch {STORIES_FILES[1]} from "
+        "https://huggingface.co/datasets/roneneldan/TinyStories, or name any text file, or a directory that holds "
+        f"{TEXT_FILE}, with --data-dir (data_dir)"
+    )
 
 
 def _find_idx(data_dir: Path, name: str) -> Path:

@@ -1,7 +1,7 @@
 """Host networks: Sequentials of named segments, with a slot after every segment but the last.
 
-Every segment before the head outputs `width` features, whatever its resolution. Norms are per sample (no batch norm)
-and there is no dropout, so that hosts can be stacked; `stacked.check` refuses others. Weights are drawn from torch's
+Every segment before the head outputs `width` features, whatever its resolution; a ResNet doubles them where it halves
+that. There is no dropout, so that hosts can be stacked; `stacked.check` refuses others. Weights are drawn from torch's
 global rng: seed it first.
 
 Shapes: B samples, C channels. MLP (B, in_features); convolutions (B, C, length) or (B, C, height, width); transformer
@@ -10,12 +10,18 @@ tokens (B, L), between segments (B, L, C).
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 CONV_LAYERS = {1: (nn.Conv1d, nn.AdaptiveAvgPool1d), 2: (nn.Conv2d, nn.AdaptiveAvgPool2d)}
 """Spatial dimensions -> convolution and pooling."""
+Norm = Literal["sample", "batch"]
+"""Each sample normalized by itself (layer norm, group norm with one group), or each channel over the batch."""
+RESNET_STAGES = 3
+"""Stages of a ResNet for small images; each but the first begins with a block that halves the resolution."""
 
 
 def slot_names(num_slots: int) -> tuple[str, ...]:
@@ -24,13 +30,13 @@ def slot_names(num_slots: int) -> tuple[str, ...]:
     return ("stem", *(f"block{i}" for i in range(1, num_slots)))
 
 
-def mlp_host(in_features: int, width: int, depth: int, num_classes: int) -> nn.Sequential:
+def mlp_host(in_features: int, width: int, depth: int, num_classes: int, *, norm: Norm = "sample") -> nn.Sequential:
     """`depth` hidden layers (a stem and depth - 1 blocks, each with a slot), then a linear head."""
     check_positive(in_features=in_features, width=width, depth=depth, num_classes=num_classes)
     segments = OrderedDict[str, nn.Module]()
     for name in slot_names(depth):
         fan_in = width if segments else in_features
-        segments[name] = nn.Sequential(nn.Linear(fan_in, width), nn.LayerNorm(width), nn.ReLU())
+        segments[name] = nn.Sequential(nn.Linear(fan_in, width), norm_layer(norm, width, dims=0), nn.ReLU())
     segments["head"] = nn.Linear(width, num_classes)
     return nn.Sequential(segments)
 
@@ -45,21 +51,39 @@ def plain_mlp_host(in_features: int, width: int, depth: int, num_classes: int) -
     return nn.Sequential(segments)
 
 
-def conv_host(in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int) -> nn.Sequential:
+def conv_host(
+    in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int, *, norm: Norm = "sample"
+) -> nn.Sequential:
     """A stem at full resolution, blocks that each halve it, then average pooling and a linear head."""
-    check_positive(in_channels=in_channels, width=width, num_classes=num_classes)
-    if num_blocks < 0:
-        raise ValueError(f"num_blocks must not be negative, got {num_blocks}: 0 gives a stem and a head")
-    if dims not in CONV_LAYERS:
-        raise ValueError(f"dims must be 1 (Conv1d) or 2 (Conv2d), got {dims}")
+    _check_convolutional(in_channels, width, num_blocks, num_classes, dims)
     conv, pool = CONV_LAYERS[dims]
     segments = OrderedDict[str, nn.Module]()
     for name in slot_names(num_blocks + 1):
         channels, stride = (width, 2) if segments else (in_channels, 1)
         # The bias is part of the norm.
         layer = conv(channels, width, kernel_size=3, stride=stride, padding=1, bias=False)
-        segments[name] = nn.Sequential(layer, nn.GroupNorm(1, width), nn.ReLU())
+        segments[name] = nn.Sequential(layer, norm_layer(norm, width, dims), nn.ReLU())
     segments["head"] = nn.Sequential(pool(1), nn.Flatten(), nn.Linear(width, num_classes))
+    return nn.Sequential(segments)
+
+
+def resnet_host(
+    in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int, *, norm: Norm = "batch"
+) -> nn.Sequential:
+    """A ResNet for small images (He et al. 2016): a stem, blocks in up to three stages, average pooling, a linear head.
+
+    The first block of the second and of the third stage halves the resolution and doubles the features. With 9 blocks
+    and width 16 this is ResNet-20.
+    """
+    _check_convolutional(in_channels, width, num_blocks, num_classes, dims)
+    conv, pool = CONV_LAYERS[dims]
+    stem = conv(in_channels, width, kernel_size=3, padding=1, bias=False)
+    segments = OrderedDict[str, nn.Module](stem=nn.Sequential(stem, norm_layer(norm, width, dims), nn.ReLU()))
+    channels = width
+    for index, name in enumerate(slot_names(num_blocks + 1)[1:]):
+        before, channels = channels, width * 2 ** (index * RESNET_STAGES // num_blocks)
+        segments[name] = ResidualBlock(before, channels, dims, norm)
+    segments["head"] = nn.Sequential(pool(1), nn.Flatten(), nn.Linear(channels, num_classes))
     return nn.Sequential(segments)
 
 
@@ -73,6 +97,37 @@ def transformer_host(num_tokens: int, length: int, width: int, num_blocks: int) 
         segments[name] = TransformerBlock(width) if segments else TokenEmbedding(num_tokens, length, width)
     segments["head"] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_tokens))
     return nn.Sequential(segments)
+
+
+def norm_layer(norm: Norm, width: int, dims: int) -> nn.Module:
+    """The norm of `width` features or channels with `dims` spatial dimensions."""
+    if norm not in get_args(Norm):
+        raise ValueError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+    if norm == "batch":
+        return nn.BatchNorm2d(width) if dims == 2 else nn.BatchNorm1d(width)
+    return nn.GroupNorm(1, width) if dims else nn.LayerNorm(width)
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut. More features come with half the resolution, and a 1x1 shortcut."""
+
+    def __init__(self, in_channels: int, width: int, dims: int, norm: Norm) -> None:
+        super().__init__()
+        conv, _ = CONV_LAYERS[dims]
+        same = in_channels == width
+        stride = 1 if same else 2
+        self.inner = nn.Sequential(
+            conv(in_channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
+            norm_layer(norm, width, dims),
+            nn.ReLU(),
+            conv(width, width, kernel_size=3, padding=1, bias=False),
+            norm_layer(norm, width, dims),
+        )
+        shortcut = conv(in_channels, width, kernel_size=1, stride=stride, bias=False)
+        self.shortcut = nn.Identity() if same else nn.Sequential(shortcut, norm_layer(norm, width, dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.inner(x) + self.shortcut(x))
 
 
 class TokenEmbedding(nn.Module):
@@ -108,6 +163,24 @@ class TransformerBlock(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         return (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(-3, -2).flatten(-2)
+
+
+def scaled_host(make_host: Callable[[], nn.Sequential], scale: float) -> nn.Sequential:
+    """A host whose initial weight matrices and kernels are `scale` times as large."""
+    host = make_host()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return host
+
+
+def _check_convolutional(in_channels: int, width: int, num_blocks: int, num_classes: int, dims: int) -> None:
+    check_positive(in_channels=in_channels, width=width, num_classes=num_classes)
+    if num_blocks < 0:
+        raise ValueError(f"num_blocks must not be negative, got {num_blocks}: 0 gives a stem and a head")
+    if dims not in CONV_LAYERS:
+        raise ValueError(f"dims must be 1 (Conv1d) or 2 (Conv2d), got {dims}")
 
 
 def check_positive(**sizes: float) -> None:

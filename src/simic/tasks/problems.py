@@ -81,13 +81,33 @@ class Teacher:
         """Logits are standardised per class, so that classes are about balanced."""
         in_features, hidden = _features(shape), int(rng.choice(self.hidden))
         inputs = rng.standard_normal((num_samples, in_features))
-        features = inputs
-        if hidden:
-            directions = rng.standard_normal((in_features, hidden)) / math.sqrt(in_features)
-            features = np.tanh(self.gain * (inputs @ directions + rng.standard_normal(hidden)))
-        logits = features @ rng.standard_normal((features.shape[1], num_classes))
-        labels = ((logits - logits.mean(axis=0)) / logits.std(axis=0)).argmax(axis=1)
+        labels = _standardised(_teach(rng, inputs, hidden, self.gain, num_classes)).argmax(axis=1)
         return (inputs, labels), {"problem": "teacher", "hidden": hidden}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherNumbers:
+    """Numbers to predict from normally distributed inputs: the standardised outputs of a random network, with noise."""
+
+    hidden: tuple[int, ...]
+    """Hidden units of the teacher, drawn from these; 0 is a linear teacher."""
+    noise: tuple[float, ...] = (0.0,)
+    """Standard deviation of the noise relative to the outputs, drawn from these."""
+    gain: float = 2.0
+    """Slope of the hidden units."""
+
+    def __post_init__(self) -> None:
+        check_choices(hidden=self.hidden, noise=self.noise)
+
+    def generate(
+        self, rng: np.random.Generator, *, num_samples: int, shape: tuple[int, ...], num_classes: int
+    ) -> tuple[Samples, Traits]:
+        """`num_classes` outputs for every sample."""
+        hidden, noise = int(rng.choice(self.hidden)), float(rng.choice(self.noise))
+        inputs = rng.standard_normal((num_samples, _features(shape)))
+        outputs = _teach(rng, inputs, hidden, self.gain, num_classes)
+        numbers = _standardised(_standardised(outputs) + noise * rng.standard_normal(outputs.shape))
+        return (inputs, numbers), {"problem": "teacher_numbers", "hidden": hidden, "noise": noise}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +202,22 @@ def load_motifs(*, shape: tuple[int, ...] = (1, 6, 6), num_classes: int = 4, tra
 
 
 @cache
-def load_subset(*, problem: Subset, num_classes: int = 10, train_size: int | None = None) -> Data:
-    """A subset of a data set, 1,024/256/128 samples."""
+def load_subset(
+    *,
+    problem: Subset,
+    num_classes: int = 10,
+    train_size: int | None = None,
+    sizes: tuple[int, int, int] = (1_024, NUM_VALIDATION, 128),
+) -> Data:
+    """A subset of a data set, with `sizes` samples to train, validate and test with."""
     shape = tuple(problem.load().train_x.shape[1:])
-    return _reference(problem, shape, num_classes, train_size, sizes=(1_024, NUM_VALIDATION, 128))
+    return _reference(problem, shape, num_classes, train_size, sizes=sizes)
+
+
+@cache
+def load_numbers(*, in_features: int = 8, num_outputs: int = 1, train_size: int | None = None) -> Data:
+    """Outputs of a teacher of 8 hidden units, 512/256/512 inputs (M, in_features)."""
+    return _reference(TeacherNumbers(hidden=(8,)), (in_features,), num_outputs, train_size)
 
 
 def _reference(
@@ -199,6 +231,21 @@ def _reference(
     samples, _ = problem.generate(rng, num_samples=sum(sizes), shape=shape, num_classes=num_classes)
     test, validation, train = deal(samples, sizes[:0:-1], train_size=train_size)
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
+
+
+def _teach(
+    rng: np.random.Generator, inputs: NDArray[np.float64], hidden: int, gain: float, num_outputs: int
+) -> NDArray[np.float64]:
+    """Outputs (M, num_outputs) of a random network with `hidden` units; 0 is a linear one."""
+    features = inputs
+    if hidden:
+        directions = rng.standard_normal((inputs.shape[1], hidden)) / math.sqrt(inputs.shape[1])
+        features = np.tanh(gain * (inputs @ directions + rng.standard_normal(hidden)))
+    return features @ rng.standard_normal((features.shape[1], num_outputs))
+
+
+def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (values - values.mean(axis=0)) / values.std(axis=0)
 
 
 def _features(shape: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from simic.registry import Registry, nearest_entry
-from simic.tasks.files import cifar10_files, fashion_files, text_files
+from simic.tasks.files import cifar10_files, fashion_files, story_files, text_files
 
 if TYPE_CHECKING:
     from simic.tasks.task import Task
@@ -166,8 +166,8 @@ def _recipe_with_files(constant: str) -> MakeTask:
     return make
 
 
-def _family(constant: str) -> DrawTask:
-    return lambda rng_seed, split: getattr(import_module("simic.tasks.families"), constant).draw(rng_seed, split)
+def _family(constant: str, module: str = "families") -> DrawTask:
+    return lambda rng_seed, split: getattr(import_module(f"simic.tasks.{module}"), constant).draw(rng_seed, split)
 
 
 task("digits-cnn")(_recipe("DIGITS_CNN"))
@@ -178,7 +178,10 @@ task("spirals-mlp")(_recipe("SPIRALS_MLP"))
 task("teacher-mlp")(_recipe("TEACHER_MLP"))
 task("fashion-cnn", find_files=fashion_files)(_recipe_with_files("FASHION_CNN"))
 task("cifar10-cnn", find_files=cifar10_files)(_recipe_with_files("CIFAR10_CNN"))
+task("cifar10-resnet", find_files=cifar10_files)(_recipe_with_files("CIFAR10_RESNET"))
+task("cifar10-resnet8", find_files=cifar10_files)(_recipe_with_files("CIFAR10_RESNET8"))
 task("chars-transformer", find_files=text_files)(_recipe_with_files("CHARS_TRANSFORMER"))
+task("tinystories", find_files=story_files)(_recipe_with_files("TINYSTORIES"))
 
 family("mlp")(_family("MLP"))
 family("cnn")(_family("CNN"))
@@ -186,3 +189,4 @@ family("mixed")(_family("MIXED"))
 family("subsets")(_family("SUBSETS"))
 family("sequences")(_family("SEQUENCES"))
 family("digits")(_family("DIGITS"))
+family("broad")(_family("BROAD", "broad"))

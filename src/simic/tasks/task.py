@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from simic.growth.isolation import evaluating
+from simic.tasks.augmentation import Augment, augmented
 from simic.tasks.data import Data
 from simic.tasks.hosts import check_positive
 from simic.tasks.problems import Traits
@@ -32,6 +34,55 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     """Share of targets (...), in [0, 1], whose logit is the greatest of (..., K)."""
     return (logits.argmax(dim=-1) == targets).float().mean()
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared difference of outputs and targets (..., outputs)."""
+    return (outputs - targets).square().mean()
+
+
+def explained_variance(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Share of the variance of standardised targets (..., outputs) that outputs explain, in [0, 1]."""
+    return (1 - mean_squared_error(outputs, targets)).clamp(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long hosts are trained, and what controllers know of it.
+
+    Length(host_epochs=24)                                as planned
+    Length(host_epochs=24, planned=48)                    stopped half way, without notice
+    Length(host_epochs=24, told=False, anneal=False)      nobody knows when training ends
+    """
+
+    host_epochs: int
+    """Host epochs of an episode, each with a decision before it."""
+    planned: int | None = None
+    """Host epochs that were planned, at least as many; None for just these."""
+    told: bool = True
+    """Whether controllers are told how many are planned."""
+    anneal: bool = True
+    """Anneal the learning rate to zero along a cosine over the planned host epochs."""
+
+    def __post_init__(self) -> None:
+        if self.host_epochs < 1:
+            raise ValueError(f"host_epochs must be at least 1, got {self.host_epochs}")
+        if self.planned is not None and self.planned < self.host_epochs:
+            raise ValueError(f"planned must be at least host_epochs ({self.host_epochs}), got {self.planned}")
+
+    @property
+    def told_host_epochs(self) -> int:
+        """What controllers are told; 0 for nothing."""
+        return self._planned if self.told else 0
+
+    def rate_factor(self, host_epoch: np.ndarray) -> np.ndarray:
+        """The factor on the learning rate in host epochs (...), counted from 0."""
+        share = host_epoch / self._planned
+        return (1 + np.cos(np.pi * share)) / 2 if self.anneal else np.ones_like(share)
+
+    @property
+    def _planned(self) -> int:
+        return self.host_epochs if self.planned is None else self.planned
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +111,10 @@ class Task:
     """(logits, targets) -> mean loss over the batch."""
     metric: Callable[[Tensor, Tensor], Tensor] = accuracy
     """(logits, targets) -> mean score over the batch, in [0, 1], the higher the better."""
+    length: Length | None = None
+    """How long hosts are trained; None leaves it to the settings of the run."""
+    augment: Augment | None = None
+    """(inputs of a training batch, generator) -> changed inputs, drawn from the generator; see `CropAndFlip`."""
 
     def __post_init__(self) -> None:
         check_positive(batch_size=self.batch_size, learning_rate=self.learning_rate)
@@ -67,6 +122,8 @@ class Task:
             raise ValueError(f"slots must be a tuple of segments, got the text {self.slots!r}: write ({self.slots!r},)")
         if not self.slots:
             raise ValueError(f"task {self.name} needs at least one slot, got none: name a segment of its host")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"augment must be a function (inputs, generator) -> inputs, got {self.augment!r}")
         if self.optimizer not in get_args(Optimizer):
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
 
@@ -93,8 +150,8 @@ class Task:
 
     @property
     def random_guess_loss(self) -> float:
-        """Cross entropy of uniform probabilities."""
-        return math.log(self.data.num_classes)
+        """Cross entropy of uniform probabilities; the squared error of the mean of standardised numbers."""
+        return 1.0 if self.data.is_regression else math.log(self.data.num_classes)
 
     @property
     def steps_per_host_epoch(self) -> int:
@@ -105,7 +162,8 @@ class Task:
         """One host epoch in an order drawn from `generator`; the last batch may be smaller."""
         order = torch.randperm(len(self.data.train_x), generator=generator)
         for chosen in order.split(self.batch_size):
-            yield self.data.train_x[chosen], self.data.train_y[chosen]
+            x = self.data.train_x[chosen]
+            yield x if self.augment is None else augmented(self.augment, x, generator), self.data.train_y[chosen]
 
 
 def evaluate(model: nn.Module, task: Task, split: str = "validation") -> dict[str, float]:
