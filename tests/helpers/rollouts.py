@@ -58,7 +58,7 @@ class RandomHosts:
             previous_action=self.previous,
             random_guess_loss=np.full(hosts, np.nan),
             host_gradient_norm=np.full(hosts, 1.0),
-            **{figure: self.rng.random((hosts, 16)) for figure in FIGURES},
+            **{figure: self.rng.random((hosts, 16)) for figure in FIGURES},  # pyright: ignore[reportArgumentType]
         )
 
     def look(self) -> tuple[dict[str, np.ndarray], np.ndarray]:

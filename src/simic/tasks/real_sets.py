@@ -37,8 +37,9 @@ def with_patches(make_host: Callable[[], nn.Sequential]) -> nn.Sequential:
     host = make_host()
     stem = host.get_submodule("stem")
     assert isinstance(stem, nn.Sequential)
-    assert isinstance(stem[0], nn.Conv2d)
-    stem[0] = nn.Conv2d(stem[0].in_channels, stem[0].out_channels, PATCH_SIZE, stride=PATCH_SIZE, bias=False)
+    first = stem[0]
+    assert isinstance(first, nn.Conv2d)
+    stem[0] = nn.Conv2d(first.in_channels, first.out_channels, PATCH_SIZE, stride=PATCH_SIZE, bias=False)
     return host
 
 
