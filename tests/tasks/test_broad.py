@@ -17,7 +17,7 @@ from simic.tasks.task import Length
 from simic.tasks.training_ranges import TrainingRanges
 from simic.tasks.variation import HostVariation
 
-TASKS = [find_task("broad", rng_seed=rng_seed) for rng_seed in range(160)]
+TASKS = [find_task("broad", rng_seed=rng_seed) for rng_seed in range(240)]
 
 
 def traits(name):

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from simic.tasks import mnist1d
-from simic.tasks.data import FASHION_DIR, Data, load_cifar10, load_digits, load_fashion, load_mnist1d, read_idx
+from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d, read_idx
+from simic.tasks.files import FASHION_DIR
 
 SPLITS = ("train", "validation", "test")
 LOADERS = pytest.mark.parametrize("load", [load_digits, load_mnist1d])

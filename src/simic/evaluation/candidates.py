@@ -37,6 +37,7 @@ from simic.environment.host_trainings import HostTrainings
 from simic.environment.seeding import task_rng_seed
 from simic.evaluation.flops import TrainingFlops
 from simic.evaluation.measures import Fossil, fossils, measure_episodes
+from simic.evaluation.own_loop import play_own_host
 from simic.evaluation.parsing import SCALED, Candidate, NamedTask
 from simic.evaluation.scale import Scale, load_scale
 from simic.lifecycle.actions import Action
@@ -86,6 +87,8 @@ class Unit(NamedTuple):
 def play_unit(settings: Settings, unit: Unit) -> dict[str, Any]:
     """The measured episodes of a unit as JSON values; of a learned controller also the inputs of its ablations."""
     task = unit.task.find()
+    if unit.task.own_loop:
+        return _play_own_loop(settings, task, unit)
     if unit.kind in WIDER:
         return _play_wide(settings, task, unit)
     trainings = settings.trainings(task)
@@ -115,7 +118,7 @@ def inputs_of(candidate: Candidate) -> Any:
     if candidate.kind == "plan":
         return load_plan(candidate.path)
     if candidate.kind == SCALED:
-        return load_scale(candidate.path)
+        return candidate.scale or load_scale(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
         given = candidate.controller
         return PolicyWeights.of(_find_network(candidate.path) if given is None else given.network)
@@ -224,6 +227,41 @@ def _make_controller(settings: Settings, unit: Unit) -> Any:
     return make_controller(unit.kind, EVALUATION)
 
 
+# Hosts that are trained one by one.
+
+
+def _play_own_loop(settings: Settings, task: Task, unit: Unit) -> dict[str, Any]:
+    if unit.kind == "shuffled":
+        note = f"the hosts of task {task.name} are trained one after the other: no shuffled observations"
+        return {"episodes": [], "note": note}
+    if unit.kind in WIDER and task.host_of_width is None:
+        return _one_width(task, unit)
+    num_hosts, own = len(settings.rng_seeds), count_parameters(task.make_host)
+    tasks, planted = [task] * num_hosts, [[]] * num_hosts
+    if unit.kind in WIDER:
+        tasks = [task.widened(width) for width in _widths(task, unit.inputs, num_hosts)]
+    elif unit.kind == "static_final":
+        planted = unit.inputs
+    episodes = [
+        play_own_host(
+            its_task,
+            WaitController() if unit.kind in WIDER else _make_controller(settings, unit),
+            host_epochs=settings.episode.horizon if task.length is None else task.length.host_epochs,
+            rng_seed=task_rng_seed(rng_seed, EVALUATION),
+            lifecycle=settings.lifecycle,
+            host_parameters=own,
+            fossils=its_fossils,
+        )
+        for its_task, its_fossils, rng_seed in zip(tasks, planted, settings.rng_seeds, strict=True)
+    ]
+    measured = zip(settings.rng_seeds, episodes, strict=True)
+    part: dict[str, Any] = {"episodes": [{"rng_seed": rng_seed} | own.measures for rng_seed, own in measured]}
+    if unit.kind == "learned":
+        part["actions"] = np.stack([own.actions for own in episodes], axis=1).tolist()
+        part["fossils"] = [own.fossils for own in episodes]
+    return part
+
+
 # Networks that do not grow.
 
 
@@ -248,18 +286,27 @@ WIDER = ("static_wide", SCALED)
 def _play_wide(settings: Settings, task: Task, unit: Unit) -> dict[str, Any]:
     """Hosts of the least width that has so many parameters; those of one width are stacked."""
     if task.host_of_width is None:
-        return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no {unit.kind}"}
+        return _one_width(task, unit)
     own, results = count_parameters(task.make_host), {}
-    if isinstance(unit.inputs, Scale):
-        widths = [scaled_width(task, unit.inputs)] * len(settings.rng_seeds)
-    else:
-        widths = [width_for(task.host_of_width, wanted) for wanted in unit.inputs]
+    widths = _widths(task, unit.inputs, len(settings.rng_seeds))
     for width in sorted(set(widths)):
         rng_seeds = [seed for seed, its in zip(settings.rng_seeds, widths, strict=True) if its == width]
         trainings = settings.trainings(task.widened(width), rng_seeds)
         episodes = evaluate_episodes(trainings, WaitController().act, rng_seeds, own)[1]
         results |= {episode["rng_seed"]: episode for episode in episodes}
     return {"episodes": [results[rng_seed] for rng_seed in settings.rng_seeds]}
+
+
+def _one_width(task: Task, unit: Unit) -> dict[str, Any]:
+    return {"episodes": [], "note": f"task {task.name} has hosts of one width only: no {unit.kind}"}
+
+
+def _widths(task: Task, wanted: Scale | Sequence[int], num_hosts: int) -> list[int]:
+    """The width of every host."""
+    if isinstance(wanted, Scale):
+        return [scaled_width(task, wanted)] * num_hosts
+    assert task.host_of_width is not None
+    return [width_for(task.host_of_width, parameters) for parameters in wanted]
 
 
 def scaled_width(task: Task, scale: Scale) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simic.tasks import mnist1d
-from simic.tasks.files import CIFAR10_DIR, FASHION_DIR, cifar10_files, fashion_files
+from simic.tasks.files import CIFAR10_DIR, cifar10_files, fashion_files, mnist_files
 
 Samples = tuple[NDArray, NDArray]
 """Inputs and labels."""
@@ -29,6 +29,8 @@ MNIST1D_RNG_SEED = 1
 """Rng seed of the samples of mnist1d."""
 SHUFFLE_RNG_SEED = 2
 """Rng seed of the permutation of the points of shuffled mnist1d."""
+SCALE_CHUNK = 1_000
+"""Samples that are normalised at once."""
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 """Bytes of one image: a label, then the red, green and blue planes."""
 
@@ -104,11 +106,40 @@ def load_mnist1d(*, shuffled: bool = False, train_size: int | None = None) -> Da
 
 
 @cache
-def load_fashion(*, train_size: int | None = 10_000, data_dir: Path = FASHION_DIR) -> Data:
-    """Fashion-MNIST, inputs (N, 1, 28, 28): train and 5,000 validation of the official 60,000, the official test."""
-    images, labels, test_images, test_labels = (read_idx(path) for path in fashion_files(data_dir))
-    validation, train = deal((images[:, None], labels), (5_000,), train_size=train_size)
-    return normalised(train=train, validation=validation, test=(test_images[:, None], test_labels))
+def load_fashion(
+    *,
+    flat: bool = False,
+    train_size: int | None = 10_000,
+    validation_size: int = 5_000,
+    data_dir: Path | None = None,
+) -> Data:
+    """Fashion-MNIST, inputs (N, 1, 28, 28), or (N, 784) if flat: train and validation of the official 60,000."""
+    return _load_idx(fashion_files(data_dir), flat, train_size, validation_size)
+
+
+@cache
+def load_mnist(
+    *,
+    flat: bool = False,
+    train_size: int | None = 10_000,
+    validation_size: int = 5_000,
+    data_dir: Path | None = None,
+) -> Data:
+    """MNIST, as Fashion-MNIST."""
+    return _load_idx(mnist_files(data_dir), flat, train_size, validation_size)
+
+
+def _load_idx(paths: Sequence[Path], flat: bool, train_size: int | None, validation_size: int) -> Data:
+    """Images and labels of four IDX files: some of the first pair for validation, the second for testing."""
+    images, labels, test_images, test_labels = map(read_idx, paths)
+    if images.ndim != 3 or images.shape[1:] != test_images.shape[1:]:
+        raise ValueError(
+            f"{paths[0]} and {paths[2]} must hold images of one size, got {images.shape} and {test_images.shape}: "
+            "fetch them again"
+        )
+    images, test_images = (x.reshape(len(x), -1) if flat else x[:, None] for x in (images, test_images))
+    validation, train = deal((images, labels), (validation_size,), train_size=train_size)
+    return normalised(train=train, validation=validation, test=(test_images, test_labels))
 
 
 @cache
@@ -170,9 +201,16 @@ def deal(samples: Samples, held_out: Sequence[int], *, train_size: int | None) -
 def normalised(*, train: Samples, validation: Samples, test: Samples, num_classes: int = 10) -> Data:
     """The splits with inputs normalised by the mean and standard deviation of the training inputs."""
     mean, std = train[0].mean(dtype=np.float64), train[0].std(dtype=np.float64)
-    # float32 at once: of large images float64 copies of all splits would not fit beside each other.
-    train, validation, test = ((((x - mean) / std).astype(np.float32), y) for x, y in (train, validation, test))
+    train, validation, test = ((_scaled(x, mean, std), y) for x, y in (train, validation, test))
     return as_data(train=train, validation=validation, test=test, num_classes=num_classes)
+
+
+def _scaled(x: NDArray, mean: np.float64, std: np.float64) -> NDArray[np.float32]:
+    """(x - mean) / std, computed in float64 and some samples at a time, which bounds the memory."""
+    scaled = np.empty(x.shape, np.float32)
+    for start in range(0, len(x), SCALE_CHUNK):
+        scaled[start : start + SCALE_CHUNK] = (x[start : start + SCALE_CHUNK] - mean) / std
+    return scaled
 
 
 def as_data(*, train: Samples, validation: Samples, test: Samples, num_classes: int) -> Data:

@@ -14,7 +14,7 @@ from simic.tasks.augmentation import Augment, CropAndFlip
 from simic.tasks.data import Data, load_cifar10, load_digits, load_fashion, load_mnist1d
 from simic.tasks.hosts import check_positive, conv_host, mlp_host, resnet_host, slot_names, transformer_host
 from simic.tasks.problems import Problem, Spirals, Teacher, load_spirals, load_teacher
-from simic.tasks.task import Task, explained_variance, mean_squared_error
+from simic.tasks.task import Length, Task, explained_variance, mean_squared_error
 from simic.tasks.text import load_chars
 from simic.tasks.tokens import load_tokens
 from simic.tasks.variation import HostVariation
@@ -60,6 +60,8 @@ class Recipe:
     learning_rate: float
     problems: tuple[Problem, ...] = ()
     """See `HostVariation.problems`."""
+    host_epochs: int | None = None
+    """Host epochs of an episode; None leaves them to the settings."""
     augment: Augment | None = None
     """See `Task.augment`."""
 
@@ -93,6 +95,7 @@ class Recipe:
             variation=HostVariation(problems=self.problems),
             **_judged_by(data),
             augment=self.augment,
+            length=None if self.host_epochs is None else Length(host_epochs=self.host_epochs),
         )
 
 

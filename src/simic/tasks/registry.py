@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from simic.registry import Registry, nearest_entry
-from simic.tasks.files import cifar10_files, fashion_files, story_files, text_files
+from simic.tasks.files import (
+    book_files,
+    cifar10_files,
+    fashion_files,
+    mnist_files,
+    story_files,
+    table_file,
+    text_files,
+)
 
 if TYPE_CHECKING:
     from simic.tasks.task import Task
@@ -36,6 +44,8 @@ class TaskEntry(NamedTuple):
 
     make: MakeTask
     find_files: FindFiles | None
+    own_loop: bool = False
+    """Whether evaluations train its hosts one by one through `GrowthScheduler`, because they cannot be stacked."""
 
     @property
     def reads_files(self) -> bool:
@@ -47,18 +57,20 @@ TASKS: Registry[TaskEntry] = Registry("task")
 FAMILIES: Registry[DrawTask] = Registry("task family")
 
 
-def task(name: str, *, find_files: FindFiles | None = None) -> Callable[[Function], Function]:
+def task(name: str, *, find_files: FindFiles | None = None, own_loop: bool = False) -> Callable[[Function], Function]:
     """Register a function that returns a `simic.Task`. It is called without arguments.
 
     A function that reads files takes the keyword `data_dir` (a Path, or None for the usual place). `find_files` gets
-    the same and raises FileNotFoundError, so that a missing file is reported before any work is done.
+    the same and raises FileNotFoundError, so that a missing file is reported before any work is done. With `own_loop`,
+    `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own would: for
+    hosts that cannot be stacked, such as those with batch norm.
     """
 
     TASKS.check_new(name)
 
     def register(make: Function) -> Function:
         _check_free(name, FAMILIES)
-        TASKS.add(name, TaskEntry(make, find_files), make)
+        TASKS.add(name, TaskEntry(make, find_files, own_loop), make)
         return make
 
     return register
@@ -152,18 +164,28 @@ def _check_free(name: str, others: Registry[Any]) -> None:
 # What ships with simic. The constants are found when they are needed, because their modules load torch.
 
 
-def _recipe(constant: str) -> MakeTask:
+def _recipe(constant: str, module: str = "recipe") -> MakeTask:
     def make(**sizes: Any) -> Task:
-        return getattr(import_module("simic.tasks.recipe"), constant).build(**sizes)
+        return getattr(import_module(f"simic.tasks.{module}"), constant).build(**sizes)
 
     return make
 
 
-def _recipe_with_files(constant: str) -> MakeTask:
+def _recipe_with_files(constant: str, module: str = "recipe") -> MakeTask:
     def make(data_dir: Path | None = None, **sizes: Any) -> Task:
-        return _recipe(constant)(data_dir=data_dir, **sizes)
+        return _recipe(constant, module)(data_dir=data_dir, **sizes)
 
     return make
+
+
+def _real_set(name: str, find_files: FindFiles, *, own_loop: bool = False) -> None:
+    """Register the recipe of that name in `real_sets`."""
+    constant = name.upper().replace("-", "_")
+    task(name, find_files=find_files, own_loop=own_loop)(_recipe_with_files(constant, "real_sets"))
+
+
+def _table(name: str) -> FindFiles:
+    return lambda data_dir=None: [table_file(name, data_dir)]
 
 
 def _family(constant: str, module: str = "families") -> DrawTask:
@@ -182,6 +204,14 @@ task("cifar10-resnet", find_files=cifar10_files)(_recipe_with_files("CIFAR10_RES
 task("cifar10-resnet8", find_files=cifar10_files)(_recipe_with_files("CIFAR10_RESNET8"))
 task("chars-transformer", find_files=text_files)(_recipe_with_files("CHARS_TRANSFORMER"))
 task("tinystories", find_files=story_files)(_recipe_with_files("TINYSTORIES"))
+_real_set("fashion-cnn-10k", fashion_files)
+_real_set("fashion-mlp-60k", fashion_files)
+_real_set("mnist-cnn", mnist_files)
+_real_set("letter-mlp", _table("letter"))
+_real_set("satellite-mlp", _table("satellite"))
+_real_set("dna-mlp", _table("dna"))
+_real_set("moby-transformer", book_files)
+_real_set("fashion-resnet", fashion_files, own_loop=True)
 
 family("mlp")(_family("MLP"))
 family("cnn")(_family("CNN"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from simic.tasks.data import Data, as_data, deal
-from simic.tasks.files import text_files
+from simic.tasks.files import book_files, text_files
 
 WINDOW_LENGTH = 32
 """Characters of a window."""
@@ -47,6 +47,16 @@ def load_chars(*, train_size: int | None = None, data_dir: Path | None = None) -
     `data_dir` is a UTF-8 text file, or a directory that holds input.txt; without it the text is generated.
     """
     text = generate_text(GENERATED_CHARACTERS, rng_seed=GRAMMAR_RNG_SEED) if data_dir is None else _read(data_dir)
+    return _windows(text, train_size)
+
+
+@cache
+def load_book(*, characters: int, train_size: int | None = None, data_dir: Path | None = None) -> Data:
+    """The same of the first `characters` of Moby Dick, or of the book that `data_dir` is or holds."""
+    return _windows(_read_file(book_files(data_dir)[0])[:characters], train_size)
+
+
+def _windows(text: str, train_size: int | None) -> Data:
     vocabulary, tokens = np.unique(list(text), return_inverse=True)
     num_windows = (len(tokens) - 1) // WINDOW_LENGTH
     held_out = int(HELD_OUT_SHARE * num_windows)
@@ -79,6 +89,10 @@ def _expand(rule: str, rng: np.random.Generator, depth: int) -> str:
 
 def _read(data_dir: Path) -> str:
     (path,) = text_files(data_dir)
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
