@@ -8,6 +8,7 @@ from torch import nn
 from simic.lifecycle.actions import Action
 from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.config import HostsConfig
+from simic.stacked.copying import copy_hosts
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.layers import run_stacked
 from simic.stacked.parameters import StackedParameters
@@ -99,6 +100,16 @@ def test_evaluation_leaves_statistics_alone():
     hosts.evaluate_and_attribute(x, y)
     hosts.evaluate(x, y, exported=True)
     assert all(torch.equal(before[name], kept) for name, kept in hosts.hosts.statistics.items())
+
+
+def test_a_copy_of_a_host_has_its_statistics():
+    hosts = resnets()
+    trained(hosts)
+    before = {name: kept.clone() for name, kept in hosts.hosts.statistics.items()}
+    copy_hosts(hosts, hosts, np.array([0]), np.array([2]))
+    for name, kept in hosts.hosts.statistics.items():
+        assert torch.equal(kept, before[name][[0, 1, 0]])
+    assert not torch.equal(before["stem.1.running_mean"][0], before["stem.1.running_mean"][2])
 
 
 def test_the_pass_of_an_incubated_seed_leaves_statistics_alone():

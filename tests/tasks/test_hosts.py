@@ -174,6 +174,7 @@ def count(host: nn.Module) -> int:
 def test_parameter_counts_by_hand():
     # Linear 64*8+8 and 8*8+8, a norm of 16 after each, head 8*10+10.
     assert count(mlp_host(64, 8, 2, 10)) == 520 + 16 + 72 + 16 + 90
+    assert count(mlp_host(64, 8, 2, 10, norm="batch")) == 512 + 16 + 64 + 16 + 90
     assert count(plain_mlp_host(64, 8, 2, 10)) == 520 + 72 + 90
     # Embedding 11*8 and 10*8; a block's norms 4*8, attention 8*24+24 and 8*8+8, MLP 8*16+16 and 16*8+8; norm, head.
     assert count(transformer_host(11, 10, 8, 1)) == 88 + 80 + 32 + 216 + 72 + 144 + 136 + 16 + 99

@@ -36,7 +36,9 @@ def mlp_host(in_features: int, width: int, depth: int, num_classes: int, *, norm
     segments = OrderedDict[str, nn.Module]()
     for name in slot_names(depth):
         fan_in = width if segments else in_features
-        segments[name] = nn.Sequential(nn.Linear(fan_in, width), norm_layer(norm, width, dims=0), nn.ReLU())
+        # A batch norm removes the bias of the layer before it.
+        layer = nn.Linear(fan_in, width, bias=norm != "batch")
+        segments[name] = nn.Sequential(layer, norm_layer(norm, width, dims=0), nn.ReLU())
     segments["head"] = nn.Linear(width, num_classes)
     return nn.Sequential(segments)
 

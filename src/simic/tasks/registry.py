@@ -63,7 +63,7 @@ def task(name: str, *, find_files: FindFiles | None = None, own_loop: bool = Fal
     A function that reads files takes the keyword `data_dir` (a Path, or None for the usual place). `find_files` gets
     the same and raises FileNotFoundError, so that a missing file is reported before any work is done. With `own_loop`,
     `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own would: for
-    hosts that cannot be stacked, such as those with batch norm.
+    hosts that cannot be stacked, such as those with dropout.
     """
 
     TASKS.check_new(name)
