@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from simic.tasks.data import FASHION_DIR, Data
+from simic.tasks.data import Data
+from simic.tasks.files import FASHION_DIR
 from simic.tasks.hosts import slot_names
 from simic.tasks.registry import DEFAULT_TASK, TASKS, make_task
 from simic.tasks.task import Task, accuracy, evaluate, mean_cross_entropy
