@@ -45,6 +45,7 @@ NEEDS = {
     **{name: ["--algorithm", name, "--episodes", "random"] for name in ("iql", "imitation")},
     **{"algorithm": ["--episodes", "random"], "episodes": ["--algorithm", "iql"]},
     **{name: ["--backend", "ray"] for name in ("address", "gpus_per_worker")},
+    "lookahead": ["--algorithm", "imitation", "--episodes", "lookahead", "--lookahead.follow", "policy"],
 }
 """Flags without which settings of a section would be refused."""
 SHARES = ("ppo.gamma", "ppo.gae_lambda", "ppo.entropy_floor", "imitation.held_out", "iql.expectile", "iql.target_rate")
@@ -60,6 +61,9 @@ SPECIAL = {
     "episodes": ("random",),
     "plugins": ("json",),
     "ppo.anneal_updates": 99,
+    "lookahead.pooling": 0.25,
+    "lookahead.rules": ("heuristic",),
+    "lookahead.policy": "plan",
     "reward.scheme": "loss",
     "policy.network": "factored",  # the only one without plugins
 }

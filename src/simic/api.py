@@ -169,6 +169,7 @@ def evaluate(
     incubation: Incubation = EvaluationConfig.incubation,
     seeds_per_slot: int = EvaluationConfig.seeds_per_slot,
     ablations: bool = False,
+    scales: Sequence[float] = (),
     sample: bool = False,
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -201,6 +202,7 @@ def evaluate(
         incubation=incubation,
         seeds_per_slot=seeds_per_slot,
         ablations=ablations,
+        scales=tuple(scales),
         sample=sample,
         data_dir=None if data_dir is None else os.fspath(data_dir),
     )

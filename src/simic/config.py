@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.lookahead_config import LOOKAHEAD, LookaheadConfig
 from simic.lifecycle.stages import LifecycleConfig
 from simic.plugins import check_plugins
 from simic.policy.config import PolicyConfig
@@ -42,7 +43,8 @@ class RunConfig:
     """On-policy from rollouts (ppo), by behaviour cloning (imitation), or by offline RL (iql) from episodes."""
     episodes: tuple[str, ...] = ()
     """Episodes for imitation and iql: runs or directories with recorded ones, or controllers that play new ones (a
-    name such as heuristic, a controller file or a plan)."""
+    name such as heuristic, a controller file or a plan), or lookahead, a search that tries actions in copies of
+    hosts."""
     rng_seed: int = 0
     """Seed of all random numbers."""
     updates: int = 40
@@ -98,6 +100,7 @@ class RunConfig:
     ppo: PPOConfig = field(default_factory=PPOConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     iql: IQLConfig = field(default_factory=IQLConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,11 @@ class RunConfig:
         if self.algorithm == "ppo" and self.episodes:
             raise ValueError(
                 "algorithm ppo plays its own episodes: leave out --episodes, or add --algorithm imitation or iql"
+            )
+        if self.algorithm == "iql" and LOOKAHEAD in self.episodes and self.lookahead.follow == "policy":
+            raise ValueError(
+                "iql learns from what actions led to, but with lookahead.follow policy others were carried out than "
+                "are recorded: choose lookahead.follow search, or algorithm imitation"
             )
         anneal = self.ppo.anneal_updates
         if self.ppo.learning_rate_schedule == "linear" and anneal is not None and anneal < self.updates:

@@ -24,9 +24,10 @@ from simic import (
     Stage,
 )
 from simic.control.baselines import RandomController
+from simic.control.features import BLUEPRINT_FEATURES
 from simic.control.learned import load_network, make_network, network_input, row_masks
 from simic.control.legality import legal_masks
-from simic.control.observation import BLUEPRINT_FEATURES, observe
+from simic.control.observation import observe
 from simic.control.registry import make_controller
 from simic.evaluation.candidates import ShuffledController
 from simic.gymnasium.flat_network import RecurrentActorCritic

@@ -11,21 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simic.control.baselines import RandomController
-from simic.control.facts import Facts
+from simic.control.facts import LAYER_KINDS, TRAINING_FACTS, Architecture, Facts
+from simic.control.feature_view import view_facts
+from simic.control.features import BASE_FEATURES, BLUEPRINT_FEATURES, BLUEPRINT_KINDS, KINDS, SLOT_FEATURES
 from simic.control.legality import legal_masks
-from simic.control.observation import (
-    BASE_FEATURES,
-    BLUEPRINT_FEATURES,
-    BLUEPRINT_KINDS,
-    KINDS,
-    SLOT_FEATURES,
-    Observation,
-    ObservationSpec,
-    _view,
-    flat_names,
-    flatten,
-    observe,
-)
+from simic.control.observation import Observation, ObservationSpec, flat_names, flatten, observe
 from simic.growth.blueprints import BLUEPRINTS
 from simic.lifecycle.actions import HEADS, Op
 from simic.lifecycle.slots import SlotState, execute, tick
@@ -38,7 +28,20 @@ SIZES = np.array([[10, 300, -1, 100], [-1, -1, 700, -1]])
 TABLES = {"base": BASE_FEATURES, "slot": SLOT_FEATURES, "blueprint": BLUEPRINT_FEATURES}
 
 
-def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -> Facts:
+HOST = Architecture(
+    inputs=31,
+    outputs=7,
+    depth=7,
+    shares=np.array([0.5, 0.25, 0, 0, 0.1]),
+    batch_norm=1.0,
+    features=np.array([31, 8]),
+    in_features=np.array([62, 0]),
+    positions=np.array([15, 1]),
+)
+"""A host with two slots; nothing can read what goes into the second submodule."""
+
+
+def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, architecture=None, **values) -> Facts:
     """N empty hosts of which nothing is known; values are given as one number or per host."""
     num_slots = len(sizes)
     arrays = {
@@ -53,6 +56,7 @@ def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -
         "val_loss": np.full((num_hosts, 16), NAN),
         "val_accuracy": np.full((num_hosts, 16), NAN),
         "parameters": np.full((num_hosts, 16), NAN),
+        **{name: np.full(num_hosts, NAN) for name in TRAINING_FACTS},
     }
     for name, value in values.items():
         array = np.asarray(value)
@@ -64,6 +68,7 @@ def make_facts(num_hosts=1, slots=None, sizes=SIZES, lifecycle=None, **values) -
         slot_names=tuple("abcdef"[:num_slots]),
         blueprint_names=NAMES,
         blueprint_parameters=sizes,
+        architecture=architecture,
         **arrays,
     )
 
@@ -167,6 +172,64 @@ def soft(x, half) -> float:
 )
 def test_a_host_by_hand(name, facts, expected):
     assert base(name, make_facts(**facts)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "expected"),
+    [
+        ("batches", {"batches": 31}, 0.5),
+        ("batches", {"batches": 1}, soft(1, 5)),  # not 0, which means that it is not known
+        ("samples", {"train_samples": 2**16 - 1}, 0.5),
+        ("samples_per_parameter", {"train_samples": 1600}, 0.5),  # 16 for each of the host's 100
+        ("samples_per_parameter", {"train_samples": 25}, soft(-2, 4)),
+        ("inputs", {"architecture": HOST}, 0.5),
+        ("outputs", {"architecture": HOST}, 0.5),
+        ("depth", {"architecture": HOST}, 0.5),
+        ("layers.linear", {"architecture": HOST}, 0.5),
+        ("layers.norm", {"architecture": HOST}, 0.1),
+        ("layers.attention", {"architecture": HOST}, 0),
+        ("batch_norm", {"architecture": HOST}, 1),
+        ("learning_rate", {"learning_rate": 10}, 0.5),
+        ("learning_rate", {"learning_rate": 1}, 0),
+        ("learning_rate", {"learning_rate": 0}, -1),
+        ("annealed", {"learning_rate": 1, "first_learning_rate": 3}, 0.5),
+        ("annealed", {"learning_rate": 3, "first_learning_rate": 1}, -0.5),  # a warm-up
+        ("optimizer.adaptive", {"adaptive": 1}, 1),
+        ("optimizer.sgd", {"adaptive": 1}, 0),
+        ("optimizer.sgd", {"adaptive": 0}, 1),
+        ("optimizer.adaptive", {}, 0),
+        ("optimizer.sgd", {}, 0),
+        ("loss_noise", {"loss_noise": 0.1}, 0.5),
+        ("loss_noise_known", {"loss_noise": 0.0}, 1),
+        ("loss_noise_known", {}, 0),
+        ("gradient_to_weight", {"host_gradient_norm": 0.5, "host_weight_norm": 5}, -0.5),
+        ("gradient_to_weight", {"host_weight_norm": 5}, 0),
+        # Validation over training loss rises from 1/1 to 3/1: from 0 to 0.5 in two host epochs.
+        ("overfitting_slope", {"val_loss": [1.0, NAN, 3.0], "train_loss": [1.0, 1.0, 1.0]}, soft(0.25, 0.02)),
+        ("overfitting_slope", {"val_loss": [3.0], "train_loss": [1.0]}, 0),
+        ("metric_error", {"metric_error": 0.02}, 0.5),
+        ("above_chance", {"architecture": HOST, "val_accuracy": [4 / 7]}, 0.5),  # halfway from 1/7 to 1
+        ("above_chance", {"architecture": HOST, "val_accuracy": [0.0]}, -1 / 6),
+        ("above_chance", {"val_accuracy": [0.5]}, 0),
+    ],
+)
+def test_what_tells_hosts_apart_by_hand(name, facts, expected):
+    assert base(name, make_facts(**facts)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_of_a_single_output_nothing_is_chance():
+    single = dataclasses.replace(HOST, outputs=1)
+    assert base("above_chance", make_facts(architecture=single, val_accuracy=[0.5])) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("width", (0.5, soft(np.log2(9), 5))), ("in_to_out", (0.5, 0)), ("positions", (0.5, soft(1, 4)))],
+)
+def test_the_place_of_a_slot_by_hand(name, expected):
+    facts = make_facts(architecture=HOST)
+    assert [slot(name, facts, index) for index in (0, 1)] == pytest.approx(expected)
+    assert [slot(name, make_facts(), index) for index in (0, 1)] == [0, 0]
 
 
 BLENDING = {"stage": Stage.BLENDING, "alpha": 0.2, "alpha_target": 0.7, "ramp_step": 2, "ramp_length": 8}
@@ -290,7 +353,7 @@ def test_every_feature_computes_as_many_values_as_it_names(table):
     """Assigning into the result would broadcast one value over several parts."""
     facts = live(1, 3, 2, "shadow", 9, lambda shape: np.full(shape, 0.5))
     blueprints = observe(facts).blueprints
-    source = facts if table == "blueprint" else _view(facts, legal_masks(facts).slot, blueprints)
+    source = facts if table == "blueprint" else view_facts(facts, legal_masks(facts).slot, blueprints)
     leading = {"base": (3,), "slot": (3, 2), "blueprint": (2, len(NAMES))}[table]
     for feature in TABLES[table].features:
         with np.errstate(all="ignore"):
@@ -354,7 +417,15 @@ def live(rng_seed, num_hosts, num_slots, incubation, decisions, nasty) -> Facts:
         train_loss=nasty((num_hosts, length)),
         val_loss=nasty((num_hosts, length)),
         val_accuracy=nasty((num_hosts, length)),
+        architecture=nasty_architecture(num_slots, nasty) if rng_seed % 4 else None,
+        **{name: nasty((num_hosts,)) for name in TRAINING_FACTS},
     )
+
+
+def nasty_architecture(num_slots, nasty) -> Architecture:
+    numbers = dict(zip(("inputs", "outputs", "depth", "batch_norm"), nasty((4,)).tolist(), strict=True))
+    slots = {name: nasty((num_slots,)) for name in ("features", "in_features", "positions")}
+    return Architecture(**numbers, shares=nasty((len(LAYER_KINDS),)), **slots)
 
 
 LIVES = {
@@ -430,6 +501,7 @@ def test_the_order_of_slots_is_the_order_of_rows(**slot_state):
             blueprint_parameters=facts.blueprint_parameters[order],
             seed_parameters=facts.seed_parameters[:, order],
             previous_action=actions,
+            architecture=facts.architecture and permuted_slots(facts.architecture, order),
         )
     )
     rest = np.array([name != "position" for name in SLOT_FEATURES.names])
@@ -437,6 +509,11 @@ def test_the_order_of_slots_is_the_order_of_rows(**slot_state):
     np.testing.assert_array_equal(after.slots[..., ~rest], before.slots[..., ~rest])
     np.testing.assert_array_equal(after.blueprints, before.blueprints[order])
     np.testing.assert_array_equal(after.base, before.base)
+
+
+def permuted_slots(host: Architecture, order) -> Architecture:
+    names = ("features", "in_features", "positions")
+    return dataclasses.replace(host, **{name: getattr(host, name)[order] for name in names})
 
 
 def pick_hosts(facts, index) -> Facts:
@@ -451,6 +528,7 @@ def pick_hosts(facts, index) -> Facts:
         "legal_styles",
         "contribution_error",
         "in_features",
+        "architecture",
     }
     names = [f.name for f in dataclasses.fields(Facts) if f.name not in shared]
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[index] for name in names})

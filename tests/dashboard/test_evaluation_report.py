@@ -87,6 +87,29 @@ def test_every_group_is_judged_and_drawn_and_nobody_else_is_pooled(tmp_path):
         assert not drawn & set("abcde")
 
 
+def test_test_metric_against_compute_is_drawn_and_told(tmp_path):
+    results = make_results({"wait": "wait", "scaled_2x": "static_scaled", HOSTILE: "learned", "other": "learned"})
+    other = next(point for point in results["compute_curve"]["points"] if point["controller"] == "other")
+    other["beyond_curve"] = 0.25
+    write_evaluation_report(results, tmp_path / "report.html")
+    seen, charts = check_page((tmp_path / "report.html").read_text())
+    drawn = [c for c in charts if "against training compute" in c and "minus the host" in c]
+    assert len(drawn) == 1
+    assert set(ElementTree.fromstring(drawn[0]).itertext()) >= {"wait", "scaled_2x", HOSTILE, "other"}
+    gain = other["gain_at_equal_compute"]
+    assert 13 < gain["mean"] < 17
+    assert f"{gain['mean']:+.2f}" in seen.text
+    assert "other: 25% of its hosts cost more than the largest of the wider hosts" in seen.text
+
+
+def test_results_without_wider_hosts_have_no_curve(tmp_path):
+    results = make_results({"wait": "wait", "heuristic": "heuristic"})
+    assert results["compute_curve"] is None
+    del results["compute_curve"]  # as earlier versions wrote them
+    write_evaluation_report(results, tmp_path / "report.html")
+    assert "gain at equal compute" not in (tmp_path / "report.html").read_text()
+
+
 def test_no_controller_was_evaluated(tmp_path):
     results = make_results({"wait": "wait"}) | {"episodes": [], "summary": {"controllers": {}, "paired": {}}}
     write_evaluation_report(results, tmp_path / "report.html")

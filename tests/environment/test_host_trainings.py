@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ from torch.nn.functional import cross_entropy
 from simic.control.governor import Verdict
 from simic.environment.config import EpisodeConfig
 from simic.environment.host_trainings import HostTrainings, Outcome
+from simic.environment.metric_errors import binomial_error, variance_error
+from simic.environment.seeding import tells_data
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.stages import IllegalActionError, LifecycleConfig, Stage
 from simic.rewards.schemes import RewardBreakdown, RewardConfig
 from simic.rewards.score import POINTS
 from simic.stacked.data import StackedData
 from simic.stacked.optimizer import OptimizerConfig
+from simic.tasks.augmentation import CropAndFlip
+from simic.tasks.hosts import resnet_host
 from simic.tasks.registry import make_task
 from simic.tasks.task import Task, evaluate
 
@@ -62,15 +67,27 @@ def test_hosts_that_only_wait_learn_as_in_a_plain_loop(anneal):
         np.testing.assert_allclose(facts.val_accuracy[host, -5:], [e["accuracy"] for e in expected], atol=1e-6)
 
 
-def plain_loop(rng_seed: int, host_epochs: int, *, anneal: bool) -> list[dict[str, float]]:
+def test_batch_norm_and_augmentation_are_those_of_a_plain_loop():
+    digits, host = make_task("digits-cnn", num_slots=3, train_size=128), partial(resnet_host, 1, 4, 2, 10, dims=2)
+    task = replace(digits, make_host=host, learning_rate=3e-3, augment=CropAndFlip(padding=1))
+    trainings = new_trainings(task=task, anneal=False)
+    for _ in range(3):
+        trainings.step(rows(trainings, WAIT))
+    for host, rng_seed in enumerate((1, 2, 3)):
+        expected = plain_loop(rng_seed, 3, anneal=False, task=task)
+        np.testing.assert_allclose(trainings.facts().val_loss[host, -4:], [e["loss"] for e in expected], rtol=1e-3)
+
+
+def plain_loop(rng_seed: int, host_epochs: int, *, anneal: bool, task: Task = TASK) -> list[dict[str, float]]:
     """One host, torch's own optimizer; its validation figures before and after every host epoch."""
-    task = TASK.for_host(TASK.draw(rng_seed))
+    task = task.for_host(task.draw(rng_seed))
     with torch.random.fork_rng():
         torch.manual_seed(rng_seed)
         host = task.make_host()
     config = OptimizerConfig()
     optimizer = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=config.weight_decay)
-    data, figures = StackedData([task.data], [rng_seed], batch_size=task.batch_size), [evaluate(host, task)]
+    data = StackedData([task.data], [rng_seed], batch_size=task.batch_size, augment=task.augment)
+    figures = [evaluate(host, task)]
     for host_epoch in range(host_epochs):
         factor = (1 + math.cos(math.pi * host_epoch / HORIZON)) / 2 if anneal else 1.0
         optimizer.param_groups[0]["lr"] = task.learning_rate * factor
@@ -386,3 +403,55 @@ def test_actions_are_rows_of_heads():
     trainings = new_trainings()
     with pytest.raises(IllegalActionError, match=rf"shape \(3, {len(HEADS)}\)"):
         trainings.step(np.zeros((2, len(HEADS)), dtype=np.int64))
+
+
+def test_training_is_described_before_it_begins_and_measured_after():
+    told = [rng_seed for rng_seed in range(20) if tells_data(rng_seed)][:2]
+    untold = next(rng_seed for rng_seed in range(20) if not tells_data(rng_seed))
+    trainings = new_trainings((*told, untold))
+    before = trainings.facts()
+    assert before.batches.tolist() == [1] * 3
+    assert before.train_samples[:2].tolist() == [64, 64]
+    expected = [TASK.draw(rng_seed).learning_rate / 1e-3 for rng_seed in (*told, untold)]
+    assert before.learning_rate.tolist() == before.first_learning_rate.tolist() == pytest.approx(expected)
+    assert before.adaptive.tolist() == [1] * 3
+    assert np.isnan(before.loss_noise).all()
+    assert np.isnan(before.host_weight_norm).all()
+    trainings.step(rows(trainings, WAIT))
+    after = trainings.step(rows(trainings, WAIT)).facts
+    norms = trainings.hosts.hosts.rows.double().square().sum(1).sqrt()
+    np.testing.assert_allclose(after.host_weight_norm, norms.numpy(), rtol=1e-5)
+    factor = (1 + math.cos(math.pi / HORIZON)) / 2  # that of the host epoch before
+    np.testing.assert_allclose(after.learning_rate, np.array(expected) * factor)
+    assert np.isfinite(after.loss_noise[:2]).all()
+    assert (after.metric_error[:2] > 0).all()
+    for name in ("train_samples", "loss_noise", "metric_error"):
+        assert np.isnan(getattr(after, name)[2]), f"{name} of a host that does not tell"
+    fresh = trainings.reset(np.array([0]), [untold])
+    assert np.isnan(fresh.loss_noise[0])
+    assert np.isnan(fresh.train_samples[0])
+    assert fresh.loss_noise[1] == after.loss_noise[1]
+
+
+def test_noise_is_the_spread_of_the_losses_of_batches():
+    task = make_task("teacher-mlp", width=4, num_slots=2, train_size=256)
+    rng_seed = next(rng_seed for rng_seed in range(20) if tells_data(rng_seed))
+    trainings, seen = new_trainings((rng_seed,), task), list[float]()
+    train_step = trainings.hosts.train_step
+
+    def noting(x: torch.Tensor, y: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        losses = train_step(x, y, rate)
+        seen.append(float(losses))
+        return losses
+
+    trainings.hosts.train_step = noting
+    facts = trainings.step(rows_of(task, trainings, WAIT)).facts
+    assert len(seen) == facts.batches[0] == 4
+    assert facts.loss_noise[0] == pytest.approx(np.std(seen) / np.mean(seen), rel=1e-3)
+
+
+def test_errors_of_metrics_by_hand():
+    assert binomial_error(np.array([0.5, 1.0]), 98).tolist() == pytest.approx(
+        [0.5 / 98**0.5, (0.99 * 0.01 / 98) ** 0.5]
+    )
+    assert variance_error(np.array([0.75]), 50).tolist() == pytest.approx([0.05])

@@ -35,6 +35,7 @@ KEYS = [
     "notes",
     "episodes",
     "summary",
+    "compute_curve",
 ]
 
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from simic.evaluation.compute_curve import compute_curve
 from simic.evaluation.groups import Groups
 from simic.evaluation.statistics import summarize
 from simic.telemetry.events import (
@@ -22,7 +23,7 @@ from simic.telemetry.events import (
 )
 
 HOSTILE = '<script>alert("1 & 2")</script> $x^2$'
-QUALITY = {"wait": 60.0, "heuristic": 70.0, "learned": 80.0, "replay": 75.0}
+QUALITY = {"wait": 60.0, "heuristic": 70.0, "learned": 80.0, "replay": 75.0, "static_scaled": 65.0}
 
 
 def make_results(controllers, *, tasks=3, rng_seeds=4, horizon=8, groups=None):
@@ -79,6 +80,7 @@ def make_results(controllers, *, tasks=3, rng_seeds=4, horizon=8, groups=None):
         "notes": [],
         "episodes": episodes,
         "summary": summarize(episodes, Groups(about, grouped)),
+        "compute_curve": compute_curve(episodes, Groups(about, grouped)),
     }
 
 

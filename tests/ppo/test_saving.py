@@ -131,7 +131,7 @@ def test_an_agent_of_another_kind_is_refused_and_nothing_changes(other, message,
     ("change", "message"),
     [
         ({"format": "something-else"}, "its format is 'something-else', not 'simic-agent'"),
-        ({"version": 99}, "format version 99, this simic reads 2"),
+        ({"version": 99}, "format version 99, this simic reads 3"),
     ],
 )
 def test_another_format_or_version_is_refused(change, message, tmp_path):

@@ -8,7 +8,8 @@ import torch
 from helpers import tiny_run
 
 from simic.control.facts import Facts
-from simic.control.observation import BASE_FEATURES, observe
+from simic.control.features import BASE_FEATURES
+from simic.control.observation import observe
 from simic.environment.config import EpisodeConfig
 from simic.environment.episodes import EpisodeRecord, decide_by, play
 from simic.environment.host_trainings import HostTrainings

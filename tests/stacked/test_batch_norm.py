@@ -1,9 +1,12 @@
 """Stacked batch norms against torch's own, one network at a time, over several batches and in both modes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from simic.lifecycle.actions import Action
+from simic.lifecycle.stages import LifecycleConfig, Stage
 from simic.stacked.config import HostsConfig
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.layers import run_stacked
@@ -96,6 +99,17 @@ def test_evaluation_leaves_statistics_alone():
     hosts.evaluate_and_attribute(x, y)
     hosts.evaluate(x, y, exported=True)
     assert all(torch.equal(before[name], kept) for name, kept in hosts.hosts.statistics.items())
+
+
+def test_the_pass_of_an_incubated_seed_leaves_statistics_alone():
+    plain, incubating = resnets(), resnets(lifecycle=LifecycleConfig(incubation="shadow"))
+    for action in (Action("germinate", "stem", "conv_double"), Action("advance", "stem")):
+        incubating.execute(np.stack([action.encode(slot_names(4), incubating.blueprint_names)] * 3))
+        incubating.tick()
+    assert (incubating.slot_state.stage[:, 0] == Stage.TRAINING).all()
+    trained(plain, steps=1)
+    trained(incubating, steps=1)
+    torch.testing.assert_close(incubating.hosts.statistics, plain.hosts.statistics)
 
 
 def test_statistics_stay_precise_under_autocast():

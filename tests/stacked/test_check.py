@@ -162,6 +162,23 @@ class Shortcut(nn.Module):
         return x + self.norm(self.linear(x))
 
 
+class Replacing(nn.BatchNorm1d):
+    """Replaces its statistics instead of changing them, so that stacked hosts would keep the old ones."""
+
+    def forward(self, input):
+        assert self.running_mean is not None
+        if self.training:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * input.detach().mean(0)
+            return input - input.mean(0)
+        return input - self.running_mean
+
+
+def random_statistics():
+    norm = nn.BatchNorm1d(6)
+    nn.init.normal_(norm.get_buffer("running_mean"))
+    return norm
+
+
 def norm_twice():
     norm = nn.BatchNorm1d(6)
     return nn.Sequential(norm, nn.Linear(6, 6), norm)
@@ -195,6 +212,7 @@ REFUSED = {
         host(lambda: Shortcut(nn.BatchNorm1d(6, momentum=None))),
         "Shortcut 'block1' fails when stacked.*a momentum",
     ),
+    "batch statistics that are replaced": (host(lambda: Replacing(6)), "updates 'running_mean' otherwise when stacked"),
     "another mode beside batch statistics": (
         host(lambda: nn.Sequential(nn.BatchNorm1d(6), Function(lambda m, h: h if m.training else 2 * h))),
         "Function 'block1.1' computes other outputs in evaluation mode",
@@ -288,6 +306,7 @@ ACCEPTED = {
     "a constant buffer": host(lambda: Buffer(torch.arange(36.0).view(6, 6) / 36)),
     "batch statistics": host(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))),
     "batch statistics in a module": host(lambda: Shortcut(nn.BatchNorm1d(6))),
+    "statistics that differ from the start": host(random_statistics),
     "a batch norm twice in a segment": host(norm_twice),
     "batch statistics that are not kept": host(lambda: nn.BatchNorm1d(6, track_running_stats=False)),
     "dropout with p=0": host(lambda: nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 6))),

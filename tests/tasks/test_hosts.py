@@ -1,10 +1,20 @@
 """Hosts: named segments, a constant number of features at every slot, weights from torch's global rng."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from simic.tasks.hosts import TransformerBlock, conv_host, mlp_host, plain_mlp_host, slot_names, transformer_host
+from simic.tasks.hosts import (
+    TransformerBlock,
+    conv_host,
+    mlp_host,
+    plain_mlp_host,
+    resnet_host,
+    slot_names,
+    transformer_host,
+)
 
 HOSTS = pytest.mark.parametrize(
     ("make", "shape"),
@@ -118,6 +128,45 @@ def test_blocks_halve_the_resolution():
     assert sizes == [(8, 8), (4, 4), (2, 2)]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "widths", "sizes"),
+    [
+        (0, [4], [8]),
+        (1, [4, 4], [8, 8]),
+        (2, [4, 4, 8], [8, 8, 4]),
+        (3, [4, 4, 8, 16], [8, 8, 4, 2]),
+        (9, [4] * 4 + [8] * 3 + [16] * 3, [8] * 4 + [4] * 3 + [2] * 3),
+    ],
+)
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("norm", ["batch", "sample"])
+def test_a_resnet_doubles_its_features_where_it_halves_the_resolution(blocks, widths, sizes, dims, norm):
+    host, x = resnet_host(1, 4, blocks, 10, dims, norm=norm), torch.randn(3, 1, *[8] * dims)
+    for name, width, size in zip(slot_names(blocks + 1), widths, sizes, strict=True):
+        x = host.get_submodule(name)(x)
+        assert x.shape == (3, width, *[size] * dims)
+    assert host.get_submodule("head")(x).shape == (3, 10)
+
+
+def test_a_residual_block_adds_its_input():
+    block = resnet_host(1, 4, 1, 10, 2).get_submodule("block1")
+    for parameter in block.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.randn(3, 4, 8, 8)
+    assert torch.equal(block(x), x.relu())
+
+
+def test_norms_are_of_the_sample_or_of_the_batch():
+    for make in (lambda norm: mlp_host(5, 4, 2, 3, norm=norm), lambda norm: conv_host(2, 4, 1, 3, 2, norm=norm)):
+        kinds = [{type(part) for part in make(norm).modules()} for norm in ("sample", "batch")]
+        assert not kinds[0] & {nn.BatchNorm1d, nn.BatchNorm2d}
+        assert kinds[1] & {nn.BatchNorm1d, nn.BatchNorm2d}
+        assert not kinds[1] & {nn.LayerNorm, nn.GroupNorm}
+    wrong: Any = "layer"
+    with pytest.raises(ValueError, match="norm must be one of sample, batch, got 'layer'"):
+        mlp_host(5, 4, 2, 3, norm=wrong)
+
+
 def count(host: nn.Module) -> int:
     return sum(parameter.numel() for parameter in host.parameters())
 
@@ -130,6 +179,8 @@ def test_parameter_counts_by_hand():
     assert count(transformer_host(11, 10, 8, 1)) == 88 + 80 + 32 + 216 + 72 + 144 + 136 + 16 + 99
     # 3x3 convolutions without bias 9*6 and 36*9, a norm of 12 after each, head 6*10+10.
     assert count(conv_host(1, 6, 1, 10, 2)) == 54 + 12 + 324 + 12 + 70
+    # ResNet-20 of He et al. (2016), 0.27 million, with 1x1 convolutions and their norms in two shortcuts.
+    assert count(resnet_host(3, 16, 9, 10, 2)) == 269_722 + 16 * 32 + 64 + 32 * 64 + 128
 
 
 @pytest.mark.parametrize(

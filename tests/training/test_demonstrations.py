@@ -283,3 +283,34 @@ def test_what_is_read_changes_what_is_learned_or_told(tmp_path, tiny_task, algor
     for name, changes in READ.items():
         before = plain[8] if name == "incubation" else plain[3]
         assert outcome(tmp_path / name, algorithm, changes) != before, name
+
+
+LOOKAHEAD: dict[str, Any] = {"candidates": 3, "rows": 8, "margin": 0.0}
+
+
+@pytest.mark.parametrize("follow", ["search", "policy"])
+def test_a_search_can_be_imitated_and_recorded(tmp_path, tiny_task, follow):
+    settings = {"lookahead": {**LOOKAHEAD, "follow": follow}, "episode": {"horizon": 6}}
+    job, setup = GroupJob(rng_seed=0, update=0, group=0, task=0), make_setup(tiny_run.make_config(**settings))
+    played = play_fresh((setup, "lookahead"), job)
+    assert tiny_run.same(learner_arrays(played), learner_arrays(play_fresh((setup, "lookahead"), job)))
+    path = tmp_path / "run"
+    assert learn(path, algorithm="imitation", episodes=["lookahead"], updates=1, record=True, **settings) == 0
+    recorded = learn(tmp_path / "again", algorithm="imitation", episodes=[str(path)], updates=1)
+    assert recorded == 0
+
+
+def test_labels_are_those_of_the_search_in_the_states_of_the_policy(tiny_task):
+    config = tiny_run.make_config(lookahead={**LOOKAHEAD, "follow": "policy", "policy": "wait"}, episode={"horizon": 6})
+    job, setup = GroupJob(rng_seed=0, update=0, group=0, task=0), make_setup(config)
+    played, waited = play_fresh((setup, "lookahead"), job), play_fresh((setup, "wait"), job)
+    np.testing.assert_allclose(played.val_loss, waited.val_loss, rtol=1e-4)
+    assert (played.action[0, :, 0] == Op.GERMINATE).any()
+
+
+def test_a_search_refuses_what_it_cannot_use(tmp_path, tiny_task):
+    source: dict[str, Any] = {"episodes": ["lookahead"], "updates": 1}
+    with pytest.raises(ValueError, match="got 'finnish'; did you mean finish"):
+        learn(tmp_path, algorithm="imitation", lookahead={"rules": ["finnish"]}, **source)
+    with pytest.raises(ValueError, match="iql learns from what actions led to"):
+        learn(tmp_path, algorithm="iql", lookahead={"follow": "policy"}, **source)

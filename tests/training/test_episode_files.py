@@ -47,6 +47,18 @@ def test_what_is_saved_is_read_back(tmp_path):
         assert not rollout.truncated.any()
 
 
+@pytest.mark.parametrize(("version", "added"), [(1, (22, 5, 1)), (2, (22, 3, 0)), (3, (0, 0, 0))])
+def test_episodes_of_earlier_versions_have_zeros_for_later_features(tmp_path, version, added):
+    path = save_episodes(tmp_path, 0, [group()])
+    save_bundle(path, load_bundle(path) | {"version": version})
+    (rollout,) = load_episodes(path, state_size=6)
+    for name, new in zip(("base", "slots", "blueprints"), added, strict=True):
+        values, old = rollout.observation[name].numpy(), group()[name]
+        assert values.shape[-1] == old.shape[-1] + new
+        np.testing.assert_allclose(values[..., : old.shape[-1]], old, atol=2**-11)
+        assert not values[..., old.shape[-1] :].any()
+
+
 def test_features_take_two_bytes_and_choices_too(tmp_path):
     (saved,) = load_bundle(save_episodes(tmp_path, 0, [group()]))["groups"]
     sizes = {name: values.dtype.itemsize for name, values in saved.items()}
@@ -78,7 +90,7 @@ def test_where_nothing_is_recorded_the_message_says_how(tmp_path):
     [
         ({"format": "simic-agent"}, "holds no episodes"),
         ([1, 2], "holds no episodes"),
-        ({"format": "simic-episodes", "version": 9}, "has episodes of version 9, this simic reads 2"),
+        ({"format": "simic-episodes", "version": 9}, "has episodes of version 9, this simic reads 3"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path, content, message):

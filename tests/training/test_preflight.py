@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from simic.config import PRESETS
+from simic.config import PRESETS, RunConfig
+from simic.environment.lookahead_config import LookaheadConfig
 from simic.stacked.config import HostsConfig
 from simic.training.preflight import check_run
 
@@ -32,3 +33,16 @@ def test_the_compiler_may_be_named(monkeypatch, tmp_path):
 def test_a_precision_must_exist():
     with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, float16, got 'half'"):
         HostsConfig(precision="half")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("source", "rules", "message"),
+    [
+        ("lookahed", ("finish",), "--episodes: 'lookahed' is neither .*; did you mean lookahead"),
+        ("lookahead", ("finnish",), "--lookahead: 'finnish' is neither .*; did you mean finish"),
+    ],
+)
+def test_a_search_is_checked_before_torch_is_loaded(source, rules, message):
+    config = RunConfig(algorithm="imitation", episodes=(source,), lookahead=LookaheadConfig(rules=rules))
+    with pytest.raises(ValueError, match=message):
+        check_run(config)

@@ -1,13 +1,14 @@
 """Every flag of `simic train`, and every setting of a file, is read by an algorithm or refused."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from simic.commands.flags import parse_command
 from simic.commands.train import COMMON, SHORT, TrainCommand
 from simic.config import RunConfig, to_dict
+from simic.environment.lookahead_config import LookaheadConfig
 from simic.settings import differences, settings_of
 from simic.storage.bundle import save_bundle
 from simic.training.episode_files import FORMAT
@@ -135,6 +136,7 @@ def test_a_file_that_chooses_what_is_ignored_is_refused(chosen, tmp_path, case, 
 
 def test_who_plays_and_what_is_on_record(tmp_path, chosen):
     assert names_player("heuristic")
+    assert names_player("lookahead")
     assert not names_player(str(tmp_path))
     assert not names_player(str(tmp_path / "episodes/update_000000.safetensors"))
     save_bundle(tmp_path / "controller.safetensors", {"format": "simic-agent"})
@@ -149,3 +151,12 @@ def test_other_flags_choose_where_settings_come_from_and_where_a_run_goes():
     rest = {item.name for item in fields(TrainCommand)} - {"settings", "learning_rate", "entropy_coefficient"}
     rest -= {"preset", "config", "out", "resume", "init", "plugins", "fast_dev_run", "print_config", "quiet", "profile"}
     assert rest == set()
+
+
+def test_the_search_is_set_only_where_it_plays():
+    search = RunConfig(algorithm="imitation", episodes=("lookahead",))
+    assert reads(search, "lookahead.every")
+    assert not reads(search, "lookahead.policy")
+    assert reads(replace(search, lookahead=LookaheadConfig(follow="policy")), "lookahead.policy")
+    assert not reads(replace(search, episodes=("heuristic",)), "lookahead.every")
+    assert not reads(RunConfig(), "lookahead.every")

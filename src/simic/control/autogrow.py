@@ -64,6 +64,12 @@ class AutoGrowController:
         self._memory["best"] = np.fmax(self._memory["best"], facts.metric[:, -1])
         return self._memory
 
+    def for_hosts(self, hosts: np.ndarray) -> AutoGrowController:
+        """A controller that remembers of host i what this one remembers of `hosts[i]`."""
+        copied = AutoGrowController(self.config)
+        copied._memory = {name: values[hosts] for name, values in self._memory.items()}
+        return copied
+
     def state_dict(self) -> dict[str, Any]:
         """Best metrics, and the decisions of the last growth."""
         return {name: values.tolist() for name, values in self._memory.items()}

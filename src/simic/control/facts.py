@@ -15,6 +15,50 @@ from simic.lifecycle.stages import LifecycleConfig
 FIGURES = ("val_loss", "val_accuracy", "train_loss", "parameters")
 HISTORY = 16
 """Host epochs of measurements that a controller sees."""
+LAYER_KINDS = ("linear", "convolution", "attention", "embedding", "norm")
+"""Kinds of layers that a host's parameters are counted by."""
+USUAL_RATE = {"adaptive": 1e-3, "sgd": 1.0}
+"""Learning rates that count as 1: of AdamW and its like, and of SGD divided by 1 - momentum (0.1 with momentum 0.9)."""
+
+TRAINING_FACTS = (
+    *("batches", "train_samples", "metric_error", "learning_rate", "first_learning_rate"),
+    *("adaptive", "loss_noise", "host_weight_norm"),
+)
+"""Facts about how hosts are trained, one number each; all may be unknown."""
+
+
+def _unknown() -> np.ndarray:
+    return np.full(1, np.nan)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Architecture:
+    """What hosts of one structure are built of, without seeds. Numbers that are not known are NaN."""
+
+    inputs: float
+    """Features that the first layer reads: channels of a convolution, tokens of an embedding."""
+    outputs: float
+    """Features that the last layer puts out: of a classifier the number of classes."""
+    depth: float
+    """Layers with a weight matrix."""
+    shares: np.ndarray
+    """Share of the parameters in each of LAYER_KINDS (5,)."""
+    batch_norm: float
+    """1 if samples of a batch are normalised together, else 0."""
+    features: np.ndarray
+    """Features of each slot (S,)."""
+    in_features: np.ndarray
+    """Features of what goes into each slot's submodule (S,), 0 where no seed can read it."""
+    positions: np.ndarray
+    """Pixels of an image or places of a sequence in each slot (S,), as in the example input; 1 without any."""
+
+    @classmethod
+    def unknown(cls, num_slots: int) -> Architecture:
+        """That of hosts of which nothing was said."""
+        nothing = np.full(num_slots, np.nan)
+        numbers = dict.fromkeys(("inputs", "outputs", "depth", "batch_norm"), np.nan)
+        shares = np.full(len(LAYER_KINDS), np.nan)
+        return cls(**numbers, shares=shares, features=nothing, in_features=nothing, positions=nothing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +102,32 @@ class Facts:
     legal_styles: np.ndarray | None = None
     """Styles that a budget allows under each operation (N, ops, styles); None if it allows all."""
 
-    def __post_init__(self) -> None:
-        for name, shape in (("metric_scale", (self.num_hosts,)), ("awaits_contribution", self.slots.stage.shape)):
-            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), shape))
-
     in_features: np.ndarray | None = None
     """Features of what goes into each slot's submodule (S,), 0 where no seed can read it; None if not known."""
+    architecture: Architecture | None = None
+    """What the hosts are built of; None if not known."""
+    batches: np.ndarray = field(default_factory=_unknown)
+    """Optimizer steps of the last host epoch, before the first one those that are planned (N,)."""
+    train_samples: np.ndarray = field(default_factory=_unknown)
+    """Distinct training samples (N,)."""
+    metric_error: np.ndarray = field(default_factory=_unknown)
+    """Standard error of the newest validation metric (N,)."""
+    learning_rate: np.ndarray = field(default_factory=_unknown)
+    """Learning rate of the last host epoch over the optimizer's usual one, see USUAL_RATE (N,)."""
+    first_learning_rate: np.ndarray = field(default_factory=_unknown)
+    """The same at the start of training (N,)."""
+    adaptive: np.ndarray = field(default_factory=_unknown)
+    """1 if the optimizer scales every parameter's step, as AdamW does, 0 if not, as SGD (N,)."""
+    loss_noise: np.ndarray = field(default_factory=_unknown)
+    """Standard deviation of the losses of the last host epoch's batches over their mean (N,)."""
+    host_weight_norm: np.ndarray = field(default_factory=_unknown)
+    """Norm of all parameters of each host, without seeds, after the last host epoch (N,)."""
+
+    def __post_init__(self) -> None:
+        for name in ("metric_scale", *TRAINING_FACTS):
+            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), (self.num_hosts,)))
+        awaited = np.broadcast_to(self.awaits_contribution, self.slots.stage.shape)
+        object.__setattr__(self, "awaits_contribution", awaited)
 
     @property
     def num_hosts(self) -> int:

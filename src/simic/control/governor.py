@@ -78,6 +78,12 @@ class Governor:
         self._suspicions[hosts] = 0
         self._broken[hosts] = False
 
+    def copy_hosts(self, origin: Governor, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Remember of the hosts `targets` (M,) what `origin` remembers of the hosts `sources`."""
+        self._history[:, targets] = origin._history[:, sources]
+        for name in ("_best", "_suspicions", "_broken"):
+            getattr(self, name)[targets] = getattr(origin, name)[sources]
+
     def judge(self, val_loss: np.ndarray, train_loss: np.ndarray, random_guess_loss: np.ndarray) -> np.ndarray:
         """One verdict per host (N,), as the codes of `Verdict`."""
         losses = np.stack(self._checked(val_loss, train_loss, random_guess_loss))  # (2, N)

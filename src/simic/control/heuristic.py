@@ -151,6 +151,13 @@ class HeuristicController:
             self._memory["judged"][host, kind] += 1
             self._memory["gained"][host, kind] += contribution if np.isfinite(contribution) else 0.0
 
+    def for_hosts(self, hosts: np.ndarray) -> HeuristicController:
+        """A controller that remembers of host i what this one remembers of `hosts[i]`."""
+        copied = HeuristicController(self.config)
+        copied._memory = {name: values[hosts] for name, values in self._memory.items()}
+        copied._decision, copied._stalled = self._decision[hosts], self._stalled[hosts]
+        return copied
+
     def state_dict(self) -> dict[str, Any]:
         """Best losses, stall counters, failures and contributions of all hosts; empty before the first decision."""
         return {name: values.tolist() for name, values in self._memory.items()}

@@ -15,8 +15,9 @@ import torch
 
 from simic import pretrained
 from simic.control.facts import Facts
+from simic.control.features import BLUEPRINT_FEATURES
 from simic.control.legality import Masks, legal_masks
-from simic.control.observation import BLUEPRINT_FEATURES, Observation, ObservationSpec, observe
+from simic.control.observation import Observation, ObservationSpec, observe
 from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
@@ -133,6 +134,16 @@ class LearnedController:
         choice = choose(self.network, seen, row_masks(masks), state, greedy=self.greedy, generator=self._generator)
         self._state = choice.state
         return choice.action.numpy()
+
+    def for_hosts(self, hosts: np.ndarray) -> LearnedController:
+        """A controller with the same network that remembers of host i what this one remembers of `hosts[i]`."""
+        copied = LearnedController(self.network, greedy=self.greedy)
+        copied._generator.set_state(self._generator.get_state())
+        if self._state is not None:
+            rows = torch.from_numpy(hosts).to(self._state.device)
+            copied._state, copied._before = self._state[rows], self._before[rows]
+            copied._decision = self._decision[hosts]
+        return copied
 
     def state_dict(self) -> dict[str, Any]:
         """The recurrent states, and the state of the random generator."""

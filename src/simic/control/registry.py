@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from simic.control.adapters import AdapterController
 from simic.control.autogrow import AutoGrowController
 from simic.control.baselines import Controller, RandomController, WaitController, check_controller
+from simic.control.finish import FinishController
 from simic.control.heuristic import HeuristicController
 from simic.control.plan import PlanController, load_plan
 from simic.registry import Registry, nearest_entry
@@ -47,6 +48,7 @@ controller("heuristic", description="grows on a plateau, keeps what contributes"
 controller("adapters", description="for frozen hosts: small seeds everywhere, larger ones where gradients are large")(
     AdapterController
 )
+controller("finish", description="plants nothing; keeps seeds that are worth their parameters")(FinishController)
 controller("random", description="legal actions, drawn uniformly")(RandomController)
 controller("wait", description="never grows: the host alone (static_small)")(WaitController)
 controller("autogrow", description="periodic growth until no gain (after AutoGrow, Wen et al. 2020)")(

@@ -113,6 +113,30 @@ def frontier(axes: Axes, series: Sequence[Series], table: Table, costs: Mapping[
     label_ends(axes, ends)
 
 
+def compute_curve(axes: Axes, curve: Mapping[str, Any], colours: Mapping[str, str]) -> None:
+    """Test metric minus that of the host alone against compute: wider hosts joined by a line, rows on the front ringed.
+
+    Differences to the same hosts have narrower intervals than the metrics themselves, which differ from task to task.
+    """
+    points = [point for point in curve["points"] if point["on_front"] is not None]
+    line = [
+        (p["log2_compute"]["mean"], p["gain_over_host"]["mean"]) for p in points if p["controller"] in curve["curve"]
+    ]
+    axes.plot(*zip(*line, strict=True), color=INK, linewidth=0.8, zorder=0)
+    ends = []
+    for point in points:
+        cost, gain, colour = point["log2_compute"], point["gain_over_host"], colours[point["controller"]]
+        x, y = cost["mean"], gain["mean"]
+        axes.plot((x, x), (gain["low"], gain["high"]), color=colour, linewidth=1)
+        axes.plot((cost["low"], cost["high"]), (y, y), color=colour, linewidth=1)
+        axes.plot(x, y, "o", color=colour, markersize=6)
+        if point["on_front"]:
+            axes.plot(x, y, "o", markersize=11, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.8)
+        ends.append((x, y, point["controller"], colour))
+    _count_in_factors(axes, axes.xaxis)
+    label_ends(axes, ends)
+
+
 def distribution(axes: Axes, series: Sequence[Series], table: Table) -> None:
     """Mean score over tasks, one point per rng seed."""
     rows = sorted(series, key=lambda own: own.scores(table).mean())

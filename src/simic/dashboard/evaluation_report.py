@@ -14,7 +14,7 @@ from simic.dashboard import evaluation_charts as charts
 from simic.dashboard.charts import FATES, Chart, draw_chart, lines_height, rows_height
 from simic.dashboard.page import Cell, Table, format_amount, legend, write_page
 from simic.evaluation.groups import Groups
-from simic.evaluation.output import FORMAT, MAIN_FIGURE
+from simic.evaluation.output import FORMAT, MAIN_FIGURE, curve_warnings, describe_front
 from simic.evaluation.statistics import score_table
 from simic.storage.json_files import read_json
 
@@ -22,6 +22,8 @@ FEW_HOSTS = 20
 """With fewer the bootstrap has too little to draw from."""
 MAX_HOSTS = 4
 """Hosts whose growth is shown."""
+GREY = "#8A8A8A"
+"""Of wider hosts that are left out of other charts, as not every task has them."""
 MAX_BYTES, MAX_VALUES = 2**27, 4_000_000
 """Of a results.json: an evaluation of some 25,000 hosts."""
 
@@ -85,6 +87,7 @@ def _context(results: Results) -> dict[str, Any]:
         "paired_charts": list(_paired_charts(results, learned)),
         "paired": _paired_table(results, learned),
         "paired_members": _paired_table(results, groups.learned(members)),
+        "compute_curve": _compute_curve(results),
         "chart_sections": _chart_sections(results),
         "by_task": _by_task(results),
         "timelines": list(_timelines(results)),
@@ -151,6 +154,31 @@ def _mark(estimate: Mapping[str, float]) -> Cell:
     if estimate["low"] > 0:
         return {"text": "better", "kind": "good"}
     return {"text": "worse", "kind": "bad"} if estimate["high"] < 0 else "unclear"
+
+
+def _compute_curve(results: Results) -> dict[str, Any] | None:
+    """Chart, table and sentences of the test metric against training compute, if wider hosts were compared."""
+    curve = results.get("compute_curve")
+    if curve is None:
+        return None
+    colours, rows = charts.row_colours(results), []
+    colours |= {label: GREY for label in curve["curve"] if label not in colours}  # left out of the other tables
+    for point in curve["points"]:
+        equal, gain = point["metric_at_equal_compute"], point["gain_at_equal_compute"]
+        figures = [_interval(point["metric"]), _interval(point["gain_over_host"], "+.2f"), describe_front(point)]
+        figures += [_interval(equal), _interval(gain, "+.2f"), _mark(gain)] if equal else ["", "", ""]
+        name: Cell = {"text": point["controller"], "colour": colours[point["controller"]]}
+        rows.append([name, charts.times(point["log2_compute"]["mean"]), *figures])
+    draw = partial(charts.compute_curve, curve=curve, colours=colours)
+    title, size = "Test metric minus the host's, against training compute", (5, lines_height(len(rows)))
+    caption = "Line: hosts wider from the start. Ringed: the Pareto front. Bars: 95 % intervals."
+    header = ["controller", "compute", "test metric", "minus host", "on the front"]
+    header += ["wider host of equal compute", "gain at equal compute", "better?"]
+    return {
+        "chart": draw_chart(draw, title, caption, size=size),
+        "table": Table(header, rows),
+        "warnings": curve_warnings(curve, len(results["tasks"])),
+    }
 
 
 def _chart_sections(results: Results) -> list[tuple[str, list[Chart]]]:

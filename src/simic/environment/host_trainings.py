@@ -14,13 +14,17 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
-from simic.control.facts import FIGURES, HISTORY, Facts
+from simic.control.architecture import architecture_of
+from simic.control.facts import FIGURES, HISTORY, TRAINING_FACTS, USUAL_RATE, Facts
 from simic.control.governor import Governor, Verdict
 from simic.control.legality import Masks
 from simic.environment.attribution import EpisodeAttribution, attribute_episodes
 from simic.environment.config import EpisodeConfig, GovernorConfig
+from simic.environment.metric_errors import binomial_error, variance_error
+from simic.environment.seeding import tells_data
 from simic.lifecycle.actions import HEADS, Column
 from simic.lifecycle.slots import note_contributions, to_measure
 from simic.lifecycle.stages import LifecycleConfig
@@ -28,11 +32,13 @@ from simic.rewards.schemes import RewardBreakdown, RewardConfig, compute_reward,
 from simic.rewards.score import RENT_WEIGHT, quality, score
 from simic.rewards.transition import Transition
 from simic.stacked.config import HostsConfig
+from simic.stacked.copying import copy_hosts
 from simic.stacked.data import StackedData
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.snapshot import Snapshot
 from simic.tasks.task import Length, Task
+from simic.tasks.variation import HostTask
 
 EVALUATION_CHUNK = 256
 """Samples of every host per forward pass in evaluation: bounds the memory."""
@@ -93,14 +99,17 @@ class HostTrainings:
         )
         self.governor = Governor(len(rng_seeds), governor or GovernorConfig())
         self.snapshot = Snapshot(self.hosts)
-        self._rate = np.array([own.learning_rate for own in drawn])
         self._blueprint_parameters = self.hosts.blueprint_table()
+        self._architecture = architecture_of(nn.Sequential(*self.hosts.segments), self.hosts.sites)
         n = self.hosts.num_hosts
+        self._rate, self._tells_data = np.zeros(n), np.zeros(n, dtype=bool)
         self._decision = np.zeros(n, dtype=np.int64)
         self._previous_action = np.zeros((n, len(HEADS)), dtype=np.int64)
         self._history = {name: np.full((n, HISTORY), np.nan) for name in FIGURES}
+        self._training = {name: np.full(n, np.nan) for name in TRAINING_FACTS}
         self._first = np.zeros((2, n))  # loss and metric at the start of the episode
         self._earned = np.zeros(n)
+        self._describe_training(np.arange(n), rng_seeds, drawn)
         self._begin(np.arange(n))
 
     @property
@@ -114,12 +123,37 @@ class HostTrainings:
         self.hosts.reset(hosts, np.asarray(rng_seeds))
         self.data.reset(hosts, [own.data for own in drawn], rng_seeds)
         self.governor.reset(hosts)
-        self._rate[hosts] = [own.learning_rate for own in drawn]
+        self._describe_training(hosts, rng_seeds, drawn)
         self._decision[hosts], self._previous_action[hosts], self._earned[hosts] = 0, 0, 0
         for values in self._history.values():
             values[hosts] = np.nan
         self._begin(hosts)
         return self.facts()
+
+    def copy_hosts(self, sources: ArrayLike, targets: ArrayLike, origin: HostTrainings | None = None) -> None:
+        """Make the hosts `targets` (M,) exact copies of the hosts `sources` (M,) of `origin`, by default of these.
+
+        A copy has the same future as its source if it gets the same actions, up to rounding, which depends on the place
+        in a stack: weights, seeds, optimizer, data, coming batches, measurements and the governor's memory are copied.
+        `origin` trains hosts of the same task, with the same settings.
+        """
+        other = self if origin is None else origin
+        rows, own = checked_copy(sources, other.num_hosts, targets, self.num_hosts)
+        if other.task != self.task or other.length != self.length or other.hosts.lifecycle != self.hosts.lifecycle:
+            raise ValueError(
+                f"hosts can be copied only between trainings of the same task with the same settings, got "
+                f"{other.task.name} and {self.task.name}: build both with the same arguments"
+            )
+        copy_hosts(self.hosts, other.hosts, rows, own)
+        self.data.copy_hosts(other.data, rows, own)
+        self.governor.copy_hosts(other.governor, rows, own)
+        self.snapshot.copy_hosts(other.snapshot, rows, own)
+        self._first[:, own] = other._first[:, rows]
+        for name in ("_rate", "_tells_data", "_decision", "_previous_action", "_earned"):
+            getattr(self, name)[own] = getattr(other, name)[rows]
+        for ours, theirs in ((self._history, other._history), (self._training, other._training)):
+            for name, values in ours.items():
+                values[own] = theirs[name][rows]
 
     def step(self, actions: np.ndarray, masks: Masks | None = None) -> Outcome:
         """One decision of every host (N, H); an illegal action raises and changes nothing.
@@ -167,7 +201,8 @@ class HostTrainings:
             previous_action=self._previous_action.copy(),
             random_guess_loss=np.full(n, self.task.random_guess_loss),
             host_gradient_norm=self.hosts.host_gradient_norm.copy(),
-            **{name: values.copy() for name, values in self._history.items()},
+            architecture=self._architecture,
+            **{name: values.copy() for name, values in (self._history | self._training).items()},
         )
 
     def parameters(self, *, exported: np.ndarray | bool = False) -> np.ndarray:
@@ -198,6 +233,35 @@ class HostTrainings:
     def _quality(self, loss: np.ndarray, metric: np.ndarray) -> np.ndarray:
         return quality(metric, loss, self.task.random_guess_loss, ~np.isnan(self._first[1]))
 
+    def _describe_training(self, hosts: np.ndarray, rng_seeds: Sequence[int], drawn: Sequence[HostTask]) -> None:
+        """What is known of the training of fresh hosts before it begins."""
+        self._rate[hosts] = [own.learning_rate for own in drawn]
+        self._tells_data[hosts] = [tells_data(int(rng_seed)) for rng_seed in rng_seeds]
+        for values in self._training.values():
+            values[hosts] = np.nan
+        samples = np.array([own.traits.get("data_size", len(own.data.train_x)) for own in drawn], dtype=float)
+        new = {
+            "batches": self.data.steps_per_host_epoch,
+            "train_samples": np.where(self._tells_data[hosts], samples, np.nan),
+            "learning_rate": self._relative_rate(self._rate)[hosts],
+            "first_learning_rate": self._relative_rate(self._rate)[hosts],
+            "adaptive": self.hosts.optimizer_config.name != "sgd",
+        }
+        for name, value in new.items():
+            self._training[name][hosts] = value
+
+    def _relative_rate(self, rate: np.ndarray) -> np.ndarray:
+        """Learning rates over the optimizer's usual one."""
+        config = self.hosts.optimizer_config
+        return rate / (1 - config.beta1) / USUAL_RATE["sgd"] if config.name == "sgd" else rate / USUAL_RATE["adaptive"]
+
+    def _note_training(self, train_loss: np.ndarray, square: np.ndarray, weights: np.ndarray) -> None:
+        """Note what a host epoch told: mean and mean square of the batches' losses, and the hosts' norms (N,)."""
+        with np.errstate(all="ignore"):  # hosts may have diverged
+            noise = np.sqrt(np.maximum(square - train_loss**2, 0)) / np.abs(train_loss)
+        self._training["loss_noise"] = np.where(self._tells_data, noise, np.nan)
+        self._training["host_weight_norm"] = weights
+
     def _begin(self, hosts: np.ndarray) -> None:
         """Validate fresh hosts and save their weights as the first good ones."""
         val_loss, metric = self._evaluate("validation")
@@ -210,20 +274,28 @@ class HostTrainings:
 
         The last result is the metric with each measured seed switched on or off (N, S).
         """
-        losses = self._train()
+        losses, squares = self._train()
         validation = self._mean_over("validation", self.hosts.evaluate_and_attribute)
         # One transfer from the device per decision.
-        train_loss, val_loss, metric, switched, norms = _to_numpy(losses, *validation, self.hosts.mean_gradient_norms())
+        train_loss, val_loss, metric, switched, norms, square, weights = _to_numpy(
+            *(losses, *validation, self.hosts.mean_gradient_norms()),
+            *(squares, torch.linalg.vector_norm(self.hosts.hosts.rows, dim=1)),
+        )
         self.hosts.report_gradients(norms)
+        self._note_training(train_loss, square, weights)
         return train_loss, val_loss, metric, switched
 
-    def _train(self) -> Tensor:
-        """One host epoch of every host; the mean loss (N,)."""
-        rate = torch.from_numpy(self._rate * self.length.rate_factor(self._decision)).to(self.hosts.hosts.rows)
-        total = torch.zeros_like(rate)
+    def _train(self) -> tuple[Tensor, Tensor]:
+        """One host epoch of every host; mean and mean square of the batches' losses (N,)."""
+        used = self._rate * self.length.rate_factor(self._decision)
+        rate = torch.from_numpy(used).to(self.hosts.hosts.rows)
+        self._training["learning_rate"] = self._relative_rate(used)
+        total, squares = torch.zeros_like(rate), torch.zeros_like(rate)
         for x, y in self.data.batches():
-            total += self.hosts.train_step(x, y, rate)
-        return total / self.data.steps_per_host_epoch
+            losses = self.hosts.train_step(x, y, rate)
+            total += losses
+            squares.addcmul_(losses, losses)
+        return total / self.data.steps_per_host_epoch, squares / self.data.steps_per_host_epoch
 
     def _evaluate(self, split: str, *, exported: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Loss and metric (N,)."""
@@ -259,6 +331,9 @@ class HostTrainings:
         new = {"val_loss": val_loss, "val_accuracy": metric, "train_loss": train_loss, "parameters": self.parameters()}
         for name, values in self._history.items():
             values[hosts] = np.concatenate([values[hosts, 1:], new[name][hosts, None]], axis=1)
+        count, is_regression = self.data.num_targets("validation"), self.task.data.is_regression
+        error = variance_error(metric, count) if is_regression else binomial_error(metric, count)
+        self._training["metric_error"][hosts] = np.where(self._tells_data, error, np.nan)[hosts]
 
     def _transition(
         self, actions: np.ndarray, before: Facts, after: Facts, final: np.ndarray, broken: np.ndarray
@@ -299,3 +374,18 @@ def _to_numpy(*values: Tensor) -> list[np.ndarray]:
     together = torch.cat([value.detach().flatten() for value in values]).cpu().double().numpy()
     parts = np.split(together, np.cumsum([value.numel() for value in values])[:-1])
     return [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)]
+
+
+def checked_copy(
+    sources: ArrayLike, num_sources: int, targets: ArrayLike, num_targets: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and targets of copied hosts as arrays (M,); raise if they do not fit each other or name no host."""
+    rows, own = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
+    if rows.shape != own.shape or rows.ndim != 1:
+        raise ValueError(f"every target needs one source, got {rows.size} sources for {own.size} targets")
+    for name, hosts, number in (("sources", rows, num_sources), ("targets", own, num_targets)):
+        if hosts.size and not (hosts.min() >= 0 and hosts.max() < number):
+            raise ValueError(f"{name} must be hosts from 0 to {number - 1}, got {hosts.tolist()}")
+    if len(np.unique(own)) < len(own):
+        raise ValueError(f"a host can be the copy of one source only: targets must differ, got {own.tolist()}")
+    return rows, own

@@ -118,7 +118,7 @@ def inputs_of(candidate: Candidate) -> Any:
     if candidate.kind == "plan":
         return load_plan(candidate.path)
     if candidate.kind == SCALED:
-        return load_scale(candidate.path)
+        return candidate.scale or load_scale(candidate.path)
     if candidate.kind == "learned" or candidate.of is not None:
         given = candidate.controller
         return PolicyWeights.of(_find_network(candidate.path) if given is None else given.network)

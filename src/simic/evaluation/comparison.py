@@ -23,6 +23,7 @@ import simic
 from simic.control.registry import CONTROLLERS
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.evaluation.candidates import Settings, Unit, inputs_from_episodes, inputs_of, play_unit
+from simic.evaluation.compute_curve import compute_curve
 from simic.evaluation.config import EvaluationConfig
 from simic.evaluation.groups import Groups
 from simic.evaluation.output import FORMAT, MAIN_FIGURE, ResultCache
@@ -141,14 +142,20 @@ class ComparisonRun:
 
     def _results(self) -> dict[str, Any]:
         config, episodes, notes = self.config, list[dict[str, Any]](), list[str]()
+        all_played = list[dict[str, Any]]()
         for own in config.candidates:
             parts = {str(task): self._part(own, task) for task in config.named_tasks}
+            own_episodes = [
+                {"controller": own.label, "task": task} | episode
+                for task, part in parts.items()
+                for episode in part["episodes"]
+            ]
+            all_played += own_episodes
             missed = [part["note"] for part in parts.values() if "note" in part]
             if missed:  # controllers are compared on the same hosts or not at all
                 notes.append(f"{own.label} is left out: {missed[0]}")
                 continue
-            for task, part in parts.items():
-                episodes += [{"controller": own.label, "task": task} | episode for episode in part["episodes"]]
+            episodes += own_episodes
         played = {episode["controller"] for episode in episodes}
         controllers = {
             own.label: {"kind": own.kind, "of": own.of, "description": own.description} for own in config.candidates
@@ -183,6 +190,7 @@ class ComparisonRun:
             "notes": notes,
             "episodes": episodes,
             "summary": summarize(episodes, Groups(controllers, groups)),
+            "compute_curve": compute_curve(all_played, Groups(controllers, groups)),
         }
 
 

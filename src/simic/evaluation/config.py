@@ -8,6 +8,7 @@ from functools import cached_property
 
 from simic.environment.config import EpisodeConfig
 from simic.evaluation.parsing import Candidate, Lineup, NamedTask, parse_controllers, parse_tasks
+from simic.evaluation.scale import MAX_FACTOR
 from simic.evaluation.suites import SUITES, check_suite, find_suite
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.plugins import loaded_plugins
@@ -37,6 +38,9 @@ class EvaluationConfig:
     """Also compare every learned controller with baselines derived from its own episodes: static_final, static_wide (as
     many parameters as it ended with), replay and shuffled; and with static_scaled, every host widened by one factor
     that was found on training tasks (by `simic plan --kind scale`)."""
+    scales: tuple[float, ...] = ()
+    """Also compare hosts widened to these multiples of their parameters, such as 2 4 8 16: the test metric against
+    training compute becomes a curve, and every controller is compared with a wider host of equal compute."""
     suite: str | None = field(default=None, metadata={"choices": lambda: tuple(SUITES)})
     """Fixed sets and baselines, ranked set by set in leaderboard.md. `real` is real data: the files that `make data`
     fetches, none of them seen by the shipped controller, with 5 rng seeds. --controllers are compared with wait,
@@ -55,6 +59,12 @@ class EvaluationConfig:
             raise ValueError(f"rng seeds must be at least one, different and not negative, got {self.rng_seeds}")
         if self.ablations and len(self.rng_seeds) < 2:
             raise ValueError("--ablations show controllers the observations of other hosts: give at least 2 rng seeds")
+        in_range = all(1 < scale <= MAX_FACTOR for scale in self.scales)
+        if not in_range or len(set(self.scales)) < len(self.scales):
+            raise ValueError(
+                f"--scales must be different factors above 1, which is the host alone, and at most {MAX_FACTOR:g}, "
+                f"got {self.scales}"
+            )
         if self.suite is not None:
             check_suite(self.suite, [str(task) for task in self.named_tasks], len(self.rng_seeds))
         EpisodeConfig(horizon=self.horizon)
@@ -71,7 +81,9 @@ class EvaluationConfig:
     def lineup(self) -> Lineup:
         """The candidates, and notes on how ambiguous words were read."""
         derived = () if self.suite is None else find_suite(self.suite).derived
-        return parse_controllers(self.controllers, ablations=self.ablations, derived=derived, objects=self.objects)
+        return parse_controllers(
+            self.controllers, ablations=self.ablations, derived=derived, scales=self.scales, objects=self.objects
+        )
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -101,5 +113,6 @@ class EvaluationConfig:
         words += [f"--seeds-per-slot {per_slot}"] * (per_slot != LifecycleConfig.seeds_per_slot)
         words += [f"--data-dir {shlex.quote(self.data_dir)}"] if self.data_dir is not None else []
         words += [f"--plugin {name}" for name in loaded_plugins()]
+        words += [f"--scales {' '.join(f'{scale:g}' for scale in self.scales)}"] if self.scales else []
         words += ["--ablations"] * self.ablations + ["--sample"] * self.sample
         return " ".join(words)

@@ -92,7 +92,13 @@ def episode_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_tables(results: Mapping[str, Any], console: Console) -> None:
-    """Print the means, best score first and members below their group, and the lead of each learned controller."""
+    """Print the means, best score first and members below their group, and what each controller gains over others."""
+    _print_means(results, console)
+    if curve := results.get("compute_curve"):
+        _print_compute_curve(curve, Groups.of_results(results), len(results["tasks"]), console)
+
+
+def _print_means(results: Mapping[str, Any], console: Console) -> None:
     figures, paired = results["summary"]["controllers"], results["summary"]["paired"]
     groups = Groups.of_results(results)
     order = sorted(figures, key=lambda label: -figures[label]["score"]["mean"])
@@ -110,9 +116,50 @@ def print_tables(results: Mapping[str, Any], console: Console) -> None:
     for other in rows:
         own = [paired[label].get(other, {}).get("score") for label in learned]
         if any(own):
-            cells = (f"{f['mean']:+.2f} ({f['low']:+.2f}, {f['high']:+.2f})" if f else "" for f in own)
+            cells = (with_interval(f) if f else "" for f in own)
             differences.add_row(Text(printable(f"minus {other}")), *cells)
     console.print(differences)
+
+
+def _print_compute_curve(curve: Mapping[str, Any], groups: Groups, num_tasks: int, console: Console) -> None:
+    """Print the points of the curve, cheapest first, and below them where the comparison is not one of equals."""
+    table = _table("by compute", "compute", "test %", "on front", "wider host", "gain at equal compute")
+    for point in curve["points"]:
+        label = point["controller"]
+        name = f"{'  ' * (label in groups.owner)}{label}"
+        equal, gain = point["metric_at_equal_compute"], point["gain_at_equal_compute"]
+        cells = (f"{2 ** point['log2_compute']['mean']:.2f}x", f"{point['metric']['mean']:.2f}", describe_front(point))
+        compared = (f"{equal['mean']:.2f}", with_interval(gain)) if equal else ("", "")
+        table.add_row(Text(printable(name)), *cells, *compared)
+    console.print(table)
+    for line in curve_warnings(curve, num_tasks):
+        console.print(Text(printable(line)))
+
+
+def with_interval(figures: Mapping[str, float]) -> str:
+    """A difference in points."""
+    return f"{figures['mean']:+.2f} ({figures['low']:+.2f}, {figures['high']:+.2f})"
+
+
+def describe_front(point: Mapping[str, Any]) -> str:
+    """Whether a point of the compute curve is on the front, and how certain that is; empty for members of groups."""
+    if point["on_front"] is None:
+        return ""
+    return f"{'yes' if point['on_front'] else 'no'}, {point['front_share']:.0%}"
+
+
+def curve_warnings(curve: Mapping[str, Any], num_tasks: int) -> list[str]:
+    """Where the comparison at equal compute falls short: tasks that are missing, hosts beyond the curve."""
+    left = len(curve["tasks"])
+    missing = (
+        f"the comparison by compute is of {left} of {num_tasks} tasks: the hosts of the others have one width only"
+    )
+    return [missing] * (left < num_tasks) + [
+        f"{point['controller']}: {point['beyond_curve']:.0%} of its hosts cost more than the largest of the wider "
+        "hosts, and are compared with that one; give larger --scales"
+        for point in curve["points"]
+        if point["beyond_curve"]
+    ]
 
 
 def _digest(text: str) -> str:

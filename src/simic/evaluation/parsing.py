@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simic import pretrained
 from simic.control.registry import CONTROLLERS
-from simic.evaluation.scale import holds_scale, load_scale
+from simic.evaluation.scale import Scale, holds_scale, load_scale
 from simic.registry import nearest, nearest_entry
 from simic.storage.checkpoint import is_checkpoint, list_checkpoints
 from simic.storage.run_directory import RunDirectory
@@ -29,6 +29,8 @@ ABLATIONS = {
 """Baselines derived from the episodes of a learned controller."""
 SCALED = "static_scaled"
 """The baseline that widens every host by one factor: what is possible without a controller."""
+HOST = "wait"
+"""The controller that leaves the host alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Candidate:
     """The learned controller that an ablation derives from."""
     group: str | None = None
     """The group that its results are pooled in."""
+    scale: Scale | None = None
+    """The factor of a static_scaled that was given as a number."""
     controller: Any = None
     """The controller itself, if it was given as a Python object and not by name or path."""
 
@@ -91,13 +95,15 @@ def parse_controllers(
     *,
     ablations: bool = False,
     derived: Sequence[str] = (),
+    scales: Sequence[float] = (),
     objects: Sequence[Candidate] = (),
 ) -> Lineup:
     """Candidates by name or path, separated by commas; `name=PATH` names one, `name=PATH,PATH` pools several.
 
     A group ends at the end of the word or where the next group begins. `objects` are candidates given as Python
     objects. Ablations of learned controllers come last, and static_scaled before them unless one is named; `derived`
-    are some of them, without static_scaled, for the learned controllers that there are.
+    are some of them, without static_scaled, for the learned controllers that there are. `scales` are factors of wider
+    hosts, which are compared with the host alone: wait plays too.
     """
     entries: list[Entry] = []
     readings: list[str] = []
@@ -120,6 +126,9 @@ def parse_controllers(
         raise ValueError("--ablations are those of a learned controller: name one with --controllers")
     if ablations and not any(own.kind == SCALED for own in candidates):
         candidates.append(_find(SCALED))
+    if scales and not any(own.kind == HOST for own in candidates):
+        candidates.append(_find(HOST))
+    candidates += [_scaled(factor) for factor in scales]
     candidates += [derive(kind, of) for of in learned for kind in (ABLATIONS if ablations else derived)]
     _check_labels(candidates)
     return Lineup(candidates, readings)
@@ -217,12 +226,12 @@ def _find(name: str) -> Candidate:
         kind = "learned" if name == "pretrained" else name
         return Candidate(label=name, kind=kind, description=CONTROLLERS[name].description)
     if name == SCALED:
-        return Candidate(label=name, kind=SCALED, description=f"{_describe_scale(None)}, the best on training tasks")
+        return Candidate(label=name, kind=SCALED, description=f"{_describe(load_scale())}, the best on training tasks")
     path = Path(name)
     run = RunDirectory(path)
     if path.suffix == ".json" and path.is_file():
         if holds_scale(path):
-            return Candidate(label="", kind=SCALED, description=f"{_describe_scale(path)} ({path})", path=path)
+            return Candidate(label="", kind=SCALED, description=f"{_describe(load_scale(path))} ({path})", path=path)
         return Candidate(label="", kind="plan", description=f"the fixed plan in {path}", path=path)
     if path.is_file() or is_checkpoint(path) or run.controller.is_file() or list_checkpoints(run.checkpoints):
         return Candidate(label="", kind="learned", description=f"the controller in {path}", path=path)
@@ -232,8 +241,13 @@ def _find(name: str) -> Candidate:
     raise ValueError(f"--controllers: {name!r} is neither a name nor a path that exists; {hint}")
 
 
-def _describe_scale(path: Path | None) -> str:
-    return f"every host, widened to at least {load_scale(path).parameter_factor:g} times its parameters"
+def _scaled(factor: float) -> Candidate:
+    scale = Scale(parameter_factor=factor)
+    return Candidate(label=f"scaled_{factor:g}x", kind=SCALED, description=_describe(scale), scale=scale)
+
+
+def _describe(scale: Scale) -> str:
+    return f"every host, widened to at least {scale.parameter_factor:g} times its parameters"
 
 
 def _labelled(entries: Sequence[Entry], found: Sequence[Candidate]) -> list[Candidate]:

@@ -129,22 +129,26 @@ def paired_difference(x: np.ndarray, y: np.ndarray, *, matched: bool = True, rng
     x, y = _same_hosts(x, y, matched=matched)
     if matched or 1 in (len(x), len(y)):
         difference = x - y
-        hosts, tasks = _resampled_means(difference, _draw(difference.shape, rng_seed).policies, rng_seed)
+        hosts, tasks = resampled_means(difference, rng_seed)
         value = float(difference.mean())
     else:
-        mine = _resampled_means(x, _draw(x.shape, rng_seed).policies, rng_seed, x.shape)
-        other = _resampled_means(y, _draw_other_policies(len(y), rng_seed), rng_seed, x.shape)
+        mine = resampled_means(x, rng_seed)
+        other = resampled_means(y, rng_seed, x.shape, _draw_other_policies(len(y), rng_seed))
         hosts, tasks = mine[0] - other[0], mine[1] - other[1]
         value = float(x.mean() - y.mean())
     of_hosts, of_tasks = _interval(hosts), _interval(tasks)
     return Difference(value, min(of_hosts[0], of_tasks[0]), max(of_hosts[1], of_tasks[1]), *of_hosts)
 
 
-def _resampled_means(
-    scores: np.ndarray, policies: np.ndarray, rng_seed: int, shape: tuple[int, ...] | None = None
+def resampled_means(
+    scores: np.ndarray, rng_seed: int, shape: tuple[int, ...] | None = None, policies: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Resampled means (R,) over runs within each task, and over tasks; the draw is that of scores of `shape`."""
+    """Resampled means (R,) over runs within each task, and over tasks; the draw is that of scores of `shape`.
+
+    `policies` (R, P) are counts of policies that were drawn otherwise.
+    """
     draws = _draw(shape or scores.shape, rng_seed)
+    policies = draws.policies if policies is None else policies
     of_runs = (draws.runs @ scores[..., None])[..., 0].mean(1) / scores.shape[2]  # (P, R)
     of_tasks = draws.tasks @ scores.mean(2).T / scores.shape[1]  # (R, P)
     return (policies * of_runs.T).mean(1), (policies * of_tasks).mean(1)

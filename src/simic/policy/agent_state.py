@@ -19,10 +19,10 @@ from torch import Tensor
 from simic.policy.config import PolicyConfig
 from simic.policy.normalization import RunningMoments
 from simic.policy.registry import POLICIES
-from simic.policy.upgrade import NEW_SIZES, add_features, has_old_features
+from simic.policy.upgrade import NEWEST, add_features, upgrade_sizes
 from simic.storage.bundle import BundleError
 
-FORMAT, VERSION = "simic-agent", 2
+FORMAT, VERSION = "simic-agent", NEWEST
 ABOUT = ("network", "heads", "sizes", "policy", "gamma")
 """Keys of the agent's description."""
 LEARNING = ("optimizer", "generator", "counts")
@@ -70,7 +70,7 @@ def upgrade_about(about: dict[str, Any]) -> dict[str, Any]:
     """Agents saved before policies had names have the only network there was; features are those of this version."""
     policy = about.get("policy")
     about = about | {"policy": {"network": "factored"} | policy} if isinstance(policy, dict) else about
-    return about | {"sizes": NEW_SIZES} if has_old_features(about) else about
+    return upgrade_sizes(about)
 
 
 def check_agent_state(state: Any, about: dict[str, Any]) -> dict[str, Any]:

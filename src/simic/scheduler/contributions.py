@@ -47,9 +47,20 @@ class ContributionMeter:
         self._model, self.evaluate, self._metric, self._usage = model, evaluate, metric, usage
         self._ranks, self._every, self._max_ablations = ranks, every, max_ablations
         self.evaluations = 0
-        """Calls of `evaluate`, counted since it was last set to 0."""
+        """Calls of `evaluate` in this decision."""
         self._values: np.ndarray | None = None  # of the metric that counts, in the last run; None if it was one number
         self._whole: np.ndarray | None = None  # the same of the network as it is
+
+    def start(self) -> None:
+        """Begin a decision."""
+        self.evaluations, self._whole = 0, None
+
+    @property
+    def metric_error(self) -> float:
+        """Standard error of the metric of the network as it is, in this decision; NaN if it was one number."""
+        if self._whole is None or self._metric.relative or not np.isfinite(self._whole).all():
+            return math.nan
+        return paired_error(self._whole)
 
     @property
     def sparse(self) -> bool:

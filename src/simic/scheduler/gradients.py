@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -76,19 +76,20 @@ class GradientMeter:
         return float(total) / count
 
 
-def observe_gradients(meter: GradientMeter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Observe the gradients of an optimizer's step, given its arguments with itself first; returns those to use.
+def observe_gradients(observe: Callable[[Any], None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `observe` when the gradients of an optimizer's step are there; returns the arguments to use.
 
-    A step that is given a closure, as Lightning's are, computes its gradients in there.
+    The arguments have the optimizer first. A step that is given a closure, as Lightning's are, computes its gradients
+    in there; `observe` gets the loss that it returns, else None.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
-        meter.observe()
+        observe(None)
         return None
 
     def observed() -> Any:
         loss = closure()
-        meter.observe()
+        observe(loss)
         return loss
 
     return ((args[0], observed, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": observed})

@@ -26,7 +26,7 @@ from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, r
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, count_parameters, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
-from simic.scheduler.gradients import GradientMeter, observe_gradients
+from simic.scheduler.gradients import observe_gradients
 from simic.scheduler.growth_file import read_growth, save_growth
 from simic.scheduler.history import GrowthHistory, describe_scheduler
 from simic.scheduler.log import open_log
@@ -36,6 +36,7 @@ from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
 from simic.scheduler.ranks import Ranks
 from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
+from simic.scheduler.training_meter import TrainingMeter
 from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
 from simic.scheduler.validation import CountedMetric, read_number
@@ -58,14 +59,13 @@ class GrowthScheduler:
     A step calls `evaluate` once, and once more for each live seed and for one fossil. `evaluate_every=k` measures
     contributions at every k-th decision only, `max_ablations=m` those of at most m seeds at a time, in turn.
 
-    `horizon` is the planned number of host epochs, if known; some controllers pace growth by it. A `governor` restores
-    the last good state of a network that breaks, see `ModelGovernor`. `verbose` prints every stage change, which
-    `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize` and `on_prune` are called with a
-    `GrowthEvent`. `log` is a directory for `simic watch`. Models may share an optimizer, each with its own scheduler.
+    `horizon` is the planned number of host epochs and `train_samples` the size of the training set, if known; some
+    controllers use them. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`.
+    `verbose` prints stage changes, which `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize`
+    and `on_prune` get a `GrowthEvent`. `log` is a directory for `simic watch`. Models may share an optimizer.
 
     A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
-    is asked again at the same decision until it waits. A frozen host has little to train without seeds, so there the
-    first decision is taken at once.
+    is asked again at the same decision until it waits. A frozen host, with little to train, decides at once.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class GrowthScheduler:
         evaluate_every: int = 1,
         max_ablations: int | None = None,
         horizon: int = 0,
+        train_samples: int | None = None,
         rng_seed: int = 0,
         governor: bool | GovernorConfig = False,
         actions_per_decision: int | None = None,
@@ -108,7 +109,8 @@ class GrowthScheduler:
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._gradients, self._usage, self._ranks = GradientMeter(model), StepUsage(), Ranks(model)
+        self._training = TrainingMeter(model, optimizer, train_samples)
+        self._usage, self._ranks = StepUsage(), Ranks(model)
         self._meter = ContributionMeter(
             model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
         )
@@ -136,7 +138,7 @@ class GrowthScheduler:
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
         """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
-        return self.model.loss(closure)
+        return self.model.loss(self._training.watched(closure))
 
     def step(
         self,
@@ -164,9 +166,10 @@ class GrowthScheduler:
         train = self._ranks.mean("in the train_loss given", lambda: {k: read_number(k, v) for k, v in train.items()})
         if self._usage.idle:
             numbers = self._validate(given)
-            figures = self._metric.figures(numbers)
-            return Decision(index=self._next_index, **figures, **self._metrics_by_name(numbers | train))
-        self._meter.evaluations, sizes, errors = 0, seed_parameters(self.model), dict(self.model.contribution_errors)
+            by_name = self._metrics_by_name(numbers | train)
+            return Decision(index=self._next_index, **self._metric.figures(numbers), **by_name)
+        self._meter.start()
+        sizes, errors = seed_parameters(self.model), dict(self.model.contribution_errors)
         untouched, history, metric_state = self.model.slot_state.copy(), self._history, self._metric.state_dict()
         governor_history = self._governor.history() if self._governor else {}
         try:
@@ -200,7 +203,7 @@ class GrowthScheduler:
 
     def _decide(self, goodness: float | None) -> tuple[list[np.ndarray], SlotState]:
         """Measure, ask the controller and act: the rows of its actions, and the slot state before them."""
-        self._gradients.report()
+        self._training.report()
         self._meter.forget_outdated()  # before, because held seeds that are not measured come first
         self._meter.measure(self._next_index, goodness)
         before = self.model.slot_state.copy()
@@ -234,7 +237,7 @@ class GrowthScheduler:
         numbers: dict[str, float],
     ) -> Decision:
         """Advance time by one decision, and record it; `sizes` are the parameters of the seeds before it."""
-        self._gradients.clear()
+        self._training.clear()
         self.model.tick()
         self.groups.sync()
         self.groups.follow(tensors=True)
@@ -279,7 +282,7 @@ class GrowthScheduler:
         self._usage.count_optimizer_step(self._next_index)
         if self._governor:
             self._governor.before_optimizer_step()
-        return observe_gradients(self._gradients, args, kwargs)
+        return observe_gradients(self._training.observe, args, kwargs)
 
     def history(self) -> GrowthHistory:
         """One row per host epoch, over resumes: print it, or pass it to `pandas.DataFrame`; see `GrowthHistory`."""
@@ -315,9 +318,9 @@ class GrowthScheduler:
             decision=np.array([self._next_index]),
             horizon=np.array([self._planned]),
             previous_action=self._previous_action,
-            host_gradient_norm=np.array([self._gradients.host_norm()]),
             metric_scale=self._metric.scale_of(self._history["val_loss"]),
             awaits_contribution=self._meter.awaited(),
+            **self._training.facts(self._meter.metric_error),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +338,7 @@ class GrowthScheduler:
             "controller": type(self.controller).__name__,
             "controller_state": self.controller.state_dict() if isinstance(self.controller, Stateful) else {},
             "optimizer_steps": self._usage.optimizer_steps,
-            "gradients": self._gradients.state_dict(),
+            "gradients": self._training.state_dict(),
             "governor": self._governor.state_dict() if self._governor else None,
         }
 
@@ -356,7 +359,7 @@ class GrowthScheduler:
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
         self._usage.optimizer_steps = state.get("optimizer_steps")
-        self._gradients.load_state_dict(state.get("gradients"))
+        self._training.load_state_dict(state.get("gradients"))
         self._next_index, self._previous_action = state["next_index"], np.array(state["previous_action"])
         self._history = {name: list(values) for name, values in state["history"].items()}
         self._metric.load_state_dict(state["metric"])
@@ -391,9 +394,6 @@ class GrowthScheduler:
             numbers = self._meter.validate()
         else:
             raise ValueError(f"step needs {self._metric.keywords}, or a scheduler built with evaluate=...")
-        if self._metric.observe(numbers):
-            # It was shown as an accuracy so far; from now on it is a loss, and so is its history.
-            accuracy = self._history["val_accuracy"]
-            loss = [self._metric.as_loss(value) for value in accuracy]
-            self._history = self._history | {"val_loss": loss, "val_accuracy": [math.nan] * len(accuracy)}
+        if self._metric.observe(numbers):  # so far it was shown as an accuracy
+            self._history = self._metric.restate(self._history)
         return numbers

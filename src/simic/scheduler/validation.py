@@ -140,6 +140,12 @@ class CountedMetric:
             return {"val_loss": value if mode == "min" else self.as_loss(value), "val_accuracy": math.nan}
         return {"val_loss": numbers.get("val_loss", -value), "val_accuracy": value}
 
+    def restate(self, history: dict[str, list[float]]) -> dict[str, list[float]]:
+        """A history in which the metric was shown as an accuracy, with losses instead."""
+        accuracy = history["val_accuracy"]
+        losses = [self.as_loss(value) for value in accuracy]
+        return history | {"val_loss": losses, "val_accuracy": [math.nan] * len(accuracy)}
+
     def as_loss(self, value: float) -> float:
         """A metric without bounds that is better if higher, as a positive loss; see above."""
         return math.exp(min(-math.asinh(value / (self.unit or 1.0)), 700.0))  # exp(710) overflows

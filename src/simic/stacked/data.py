@@ -49,6 +49,15 @@ class StackedData:
             self._data[host], self._generators[host] = own, _generator(rng_seed)
         self._stack()
 
+    def copy_hosts(self, origin: StackedData, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Give the hosts `targets` (M,) the data and the coming batches of the hosts `sources` of `origin`."""
+        given = [(origin._data[source], origin._generators[source].clone_state()) for source in sources]
+        new_data = any(self._data[target] is not data for target, (data, _) in zip(targets, given, strict=True))
+        for target, (data, generator) in zip(targets, given, strict=True):
+            self._data[target], self._generators[target] = data, generator
+        if new_data:
+            self._stack()
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One host epoch: inputs (N, B, ...) and targets (N, B, ...), every host in its own random order."""
         samples = self.steps_per_host_epoch * self.batch_size
@@ -90,6 +99,10 @@ class StackedData:
     def size(self, name: str) -> int:
         """Number of samples in a split."""
         return self._stacked[f"{name}_y"].shape[1]
+
+    def num_targets(self, name: str) -> int:
+        """Number of targets of a host in a split: of sequences one for each place."""
+        return self._stacked[f"{name}_y"][0].numel()
 
     def _stack(self) -> None:
         self._shared = all(own is self._data[0] for own in self._data)

@@ -92,6 +92,13 @@ class StackedParameters:
         state = OptimizerState(*(torch.cat(pair) for pair in pairs))
         return StackedParameters(torch.cat([self.rows, rows]), self.shapes, state, self.aliases)
 
+    def extend(self, other: StackedParameters) -> StackedParameters:
+        """A copy with the rows of another one at the end, their optimizer state included."""
+        assert not self.statistics, "only hosts keep statistics, and their number is fixed"
+        pairs = zip(self.optimizer_state.tensors(), other.optimizer_state.tensors(), strict=True)
+        state = OptimizerState(*(torch.cat(pair) for pair in pairs))
+        return StackedParameters(torch.cat([self.rows, other.rows]), self.shapes, state, self.aliases)
+
     def flatten_gradients(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Gradients of the leaves, in their order, as one matrix (R, P); None becomes zeros."""
         parts = [

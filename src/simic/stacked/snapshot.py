@@ -66,6 +66,21 @@ class Snapshot:
                 for tensor, good in zip(tensors, saved.tensors, strict=True):
                     tensor[to] = good[source]
 
+    def copy_hosts(self, origin: Snapshot, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Make the snapshots of the hosts `targets` (M,) those of the hosts `sources` of `origin`."""
+        rows, own = _on_device(sources, self._hosts), _on_device(targets, self._hosts)
+        for tensor, other in zip(self._hosts, origin._hosts, strict=True):
+            tensor[own] = other[rows]
+        given = dict(origin._seeds)
+        for key in list(self._seeds | given):
+            pieces: list[_Rows] = []
+            if (saved := self._seeds.pop(key, None)) is not None:
+                pieces.append(_select(saved.hosts, saved.tensors, np.flatnonzero(~np.isin(saved.hosts, targets))))
+            if (saved := given.get(key)) is not None:
+                chosen, at = np.nonzero(sources[:, None] == saved.hosts)
+                pieces.append(_Rows(targets[chosen], _select(saved.hosts, saved.tensors, at).tensors))
+            self._keep(key, pieces)
+
     def _save_seeds(self, key: GroupKey, group: SeedGroup | None, which: np.ndarray) -> None:
         saved = self._seeds.get(key)
         if saved is not None and group is not None and np.array_equal(saved.hosts, group.hosts):
@@ -74,9 +89,13 @@ class Snapshot:
         # The group has changed: rows of other hosts stay as they were saved, rows of `which` come from the group.
         pieces: list[_Rows] = []
         if saved is not None:
-            pieces.append(_select(saved.hosts, saved.tensors, ~which[saved.hosts]))
+            pieces.append(_select(saved.hosts, saved.tensors, np.flatnonzero(~which[saved.hosts])))
         if group is not None:
-            pieces.append(_select(group.hosts, group.parameters.tensors(), which[group.hosts]))
+            pieces.append(_select(group.hosts, group.parameters.tensors(), np.flatnonzero(which[group.hosts])))
+        self._keep(key, pieces)
+
+    def _keep(self, key: GroupKey, pieces: list[_Rows]) -> None:
+        """Save the seeds of a group as the rows of several pieces, or none if these are empty."""
         owners = np.concatenate([piece.hosts for piece in pieces])
         self._seeds.pop(key, None)
         if owners.size:
@@ -102,6 +121,6 @@ def _copy(to: list[Tensor], source: list[Tensor], which: np.ndarray) -> None:
             old[rows] = new[rows]
 
 
-def _select(hosts: np.ndarray, tensors: list[Tensor], chosen: np.ndarray) -> _Rows:
-    rows = _on_device(np.flatnonzero(chosen), tensors)
-    return _Rows(hosts[chosen], [tensor[rows] for tensor in tensors])
+def _select(hosts: np.ndarray, tensors: list[Tensor], rows: np.ndarray) -> _Rows:
+    chosen = _on_device(rows, tensors)
+    return _Rows(hosts[rows], [tensor[chosen] for tensor in tensors])

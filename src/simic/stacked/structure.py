@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -118,6 +119,31 @@ class Structure:
     def _set_training(self, training: bool) -> None:
         for norm in self._norms:
             norm.training = training
+
+    def copy_hosts(self, origin: Structure, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Give the hosts `targets` (M,) the parameters, seeds and optimizer state of the hosts `sources` of `origin`.
+
+        Slot states are copied by the caller, which then calls `sync_with_slots`.
+        """
+        rows, own = (torch.from_numpy(hosts).to(self.reference.device) for hosts in (sources, targets))
+        for tensor, other in zip(self.hosts.tensors(), origin.hosts.tensors(), strict=True):
+            tensor[own] = other[rows]
+        given = dict(origin.groups)
+        for key in list(self.groups | given):
+            pieces = []
+            if (group := self.groups.pop(key, None)) is not None:
+                pieces.append(_select_rows(group, np.flatnonzero(~np.isin(group.hosts, targets))))
+            if (group := given.get(key)) is not None:
+                chosen, at = np.nonzero(sources[:, None] == group.hosts)
+                pieces.append(replace(_select_rows(group, at), hosts=targets[chosen]))
+            pieces = [piece for piece in pieces if piece.hosts.size]
+            if len(pieces) == 2:
+                hosts = np.concatenate([piece.hosts for piece in pieces])
+                parameters = pieces[0].parameters.extend(pieces[1].parameters)
+                pieces = [replace(pieces[0], hosts=hosts, parameters=parameters)]
+            if pieces:
+                self.groups[key] = pieces[0]
+        self._changed = True
 
     def segment_parameters(self) -> list[Parameters]:
         """The parameters of each segment, (N, *shape) by name; valid until the groups change."""
@@ -228,3 +254,9 @@ class Structure:
         optimizer = StackedOptimizer(matrices, entities, owners, config, num_slots=len(self.sites))
         self._vectors = {slot: optimizer.join(own) for slot, own in joined.items()}
         return optimizer
+
+
+def _select_rows(group: SeedGroup, rows: np.ndarray) -> SeedGroup:
+    """A copy of some seeds of a group."""
+    chosen = torch.from_numpy(rows).to(group.parameters.rows.device)
+    return replace(group, hosts=group.hosts[rows], parameters=group.parameters.select(chosen))

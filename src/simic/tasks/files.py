@@ -89,8 +89,9 @@ def story_files(data_dir: Path | None = None) -> list[Path]:
     for path in [place / name for name in STORIES_FILES] if place.is_dir() else [place]:
         if path.is_file():
             return [path]
+    got = f"{place} has none" if place.is_dir() else f"{place} does not exist"
     raise FileNotFoundError(
-        f"tinystories needs a text but {place} has none: fetch {STORIES_FILES[1]} from "
+        f"tinystories needs a text but {got}: fetch {STORIES_FILES[1]} from "
         "https://huggingface.co/datasets/roneneldan/TinyStories, or name any text file, or a directory that holds "
         f"{TEXT_FILE}, with --data-dir (data_dir)"
     )

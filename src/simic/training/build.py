@@ -155,7 +155,8 @@ def start_from(agent: PPOAgent, path: Path, *, say: Callable[[str], None] = prin
 
 def make_setup(config: RunConfig) -> GroupSetup:
     """The settings that all groups of hosts share."""
-    names = ("task", "data_dir", "group_size", "twins", "episode", "lifecycle", "governor", "hosts", "device")
+    hosts = ("task", "data_dir", "group_size", "twins", "episode", "lifecycle", "governor", "hosts", "device")
+    names = (*hosts, "lookahead")
     return GroupSetup(reward=config.discounted_reward, **{name: getattr(config, name) for name in names})
 
 

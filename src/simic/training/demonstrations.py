@@ -1,7 +1,7 @@
 """Learn from demonstrations: imitation, or offline reinforcement learning by implicit Q-learning (IQL).
 
-The demonstrations are recorded episodes, or fresh ones played by a rule, a plan or a saved controller. The result is a
-controller, which can also be the starting point of PPO.
+The demonstrations are recorded episodes, or fresh ones played by a rule, a plan, a saved controller or a look-ahead
+search. The result is a controller, which can also be the starting point of PPO.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from simic.control.learned import network_input, row_masks
 from simic.control.legality import Masks
 from simic.control.observation import observe
 from simic.control.registry import make_controller, names_controller
-from simic.environment.episodes import EpisodeRecord, PolicyRecord, play, stacked
+from simic.environment.episodes import Decide, EpisodeRecord, PolicyRecord, play, stacked
+from simic.environment.host_trainings import HostTrainings
+from simic.environment.lookahead import make_lookahead
+from simic.environment.lookahead_config import LOOKAHEAD
 from simic.ppo.agent import DivergedError, PPOAgent
 from simic.ppo.imitation import imitate
 from simic.ppo.offline import learn_offline
@@ -116,15 +119,34 @@ def _learn(
 
 
 def play_fresh(setup: tuple[GroupSetup, str], job: GroupJob) -> EpisodeRecord:
-    """Episodes of a group played by a rule, plan or saved controller, with the observations of a policy network."""
+    """Episodes of a group by a rule, plan, saved controller or search, with the observations of a policy network."""
     group_setup, player = setup
-    controller, steps = make_controller(player, job.group_seed), list[PolicyRecord]()
+    if player == LOOKAHEAD:
+        return _play_lookahead(group_setup, job)
+    controller = make_controller(player, job.group_seed)
+    return _play_observed(make_trainings(group_setup, job), lambda facts, masks: np.asarray(controller.act(facts)))
 
-    def decide(facts: Facts, masks: Masks) -> np.ndarray:
+
+def _play_lookahead(setup: GroupSetup, job: GroupJob) -> EpisodeRecord:
+    """Episodes of a search; where a policy is followed, its states with the actions that the search chose there."""
+    trunk = make_trainings(setup, job)
+
+    def branches(rows: int) -> HostTrainings:
+        return make_trainings(replace(setup, group_size=rows), job, task=trunk.task)
+
+    search = make_lookahead(trunk, branches, setup.lookahead, rng_seed=job.group_seed)
+    record = _play_observed(trunk, search.decide)
+    return replace(record, action=np.stack(search.labels) * record.valid[..., None])
+
+
+def _play_observed(trainings: HostTrainings, decide: Decide) -> EpisodeRecord:
+    steps = list[PolicyRecord]()
+
+    def observed(facts: Facts, masks: Masks) -> np.ndarray:
         steps.append(PolicyRecord(observation=network_input(observe(facts, masks)), mask=row_masks(masks)))
-        return np.asarray(controller.act(facts))
+        return decide(facts, masks)
 
-    return replace(play(make_trainings(group_setup, job), decide), policy=stacked(steps))
+    return replace(play(trainings, observed), policy=stacked(steps))
 
 
 def flat(tree: dict[str, Any]) -> dict[str, float]:
@@ -142,7 +164,7 @@ def _gather(
     config: RunConfig, directory: RunDirectory | None, state_size: int, say: Callable[[str], None]
 ) -> list[Rollout]:
     rollouts: list[Rollout] = []
-    players = [source for source in config.episodes if names_controller(source)]
+    players = [source for source in config.episodes if source == LOOKAHEAD or names_controller(source)]
     for source in config.episodes:
         if source in players:
             first = config.updates * players.index(source)  # players are recorded in files one after another
@@ -162,7 +184,9 @@ def _fresh(
     say: Callable[[str], None],
 ) -> Sequence[Rollout]:
     """Episodes played now: as many as PPO would collect."""
-    make_controller(player)  # an unusable controller is refused here, before workers start
+    # An unusable controller is refused here, before workers start.
+    for name in config.lookahead.controllers if player == LOOKAHEAD else (player,):
+        make_controller(name)
     pool, setup, rollouts = make_pool(play_fresh, config.placement, check=data_check(config)), make_setup(config), []
     try:
         for update in range(config.updates):

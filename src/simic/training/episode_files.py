@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from simic.policy.upgrade import ADDED
+from simic.policy.upgrade import NEWEST, features_since
 from simic.ppo.rollout import Rollout
 from simic.storage.bundle import BundleError, load_bundle, save_bundle
 from simic.training.episodes import to_rollout
 from simic.training.used_settings import EPISODES_FORMAT, find_episode_files
 
-FORMAT, VERSION = EPISODES_FORMAT, 2
+FORMAT, VERSION = EPISODES_FORMAT, NEWEST
 MAX_BYTES = 2**30
 """Limit on the size of a file."""
 
@@ -36,20 +36,28 @@ def load_episodes(source: str | Path, state_size: int) -> list[Rollout]:
         saved = load_bundle(file, max_bytes=MAX_BYTES)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
             raise BundleError(f"{file} holds no episodes: its format is not {FORMAT!r}")
-        if saved.get("version") not in (1, VERSION):
-            raise BundleError(f"{file} has episodes of version {saved.get('version')}, this simic reads {VERSION}")
+        version = saved.get("version")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise BundleError(f"{file} has episodes of version {version}, this simic reads {VERSION}")
         try:
             groups = [{name: _expand(value) for name, value in group.items()} for group in saved["groups"]]
-            groups = [_add_features(group) for group in groups] if saved["version"] == 1 else groups
-            rollouts += [to_rollout(group, state_size) for group in groups]
+            rollouts += [to_rollout(_add_features(group, version), state_size) for group in groups]
         except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise BundleError(f"{file} holds no whole episodes ({type(error).__name__}: {error})") from None
     return rollouts
 
 
-def _add_features(group: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Observations of version 1 with the features that came later; all seeds read outputs and had the first seat."""
-    wider = {part: np.pad(group[part], [(0, 0)] * (group[part].ndim - 1) + [(0, n)]) for part, n in ADDED.items()}
+def _add_features(group: dict[str, np.ndarray], version: int) -> dict[str, np.ndarray]:
+    """Observations with the features that came later as zeros.
+
+    That is what version 1 would have shown, whose seeds all read outputs and had the first seat; since then it means
+    that they are not known.
+    """
+    wider = {
+        part: np.pad(group[part], [(0, 0)] * (group[part].ndim - 1) + [(0, added)])
+        for part, added in features_since(version).items()
+        if added
+    }
     return group | wider
 
 

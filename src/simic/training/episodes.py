@@ -19,6 +19,7 @@ from simic.control.observation import observe
 from simic.environment.config import EpisodeConfig, GovernorConfig
 from simic.environment.episodes import EpisodeRecord, PolicyRecord, TwinRecord, decide_by, play, stacked
 from simic.environment.host_trainings import HostTrainings
+from simic.environment.lookahead_config import LookaheadConfig
 from simic.environment.seeding import host_rng_seed, task_rng_seed
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
@@ -29,6 +30,7 @@ from simic.rewards.gaming import detect
 from simic.rewards.schemes import RewardConfig
 from simic.stacked.config import HostsConfig
 from simic.tasks.registry import Split, find_task
+from simic.tasks.task import Task
 from simic.training.profiler import profiled_rollout
 from simic.workers.devices import own_device
 
@@ -53,6 +55,7 @@ class GroupSetup:
     reward: RewardConfig
     governor: GovernorConfig
     hosts: HostsConfig = field(default_factory=HostsConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     device: str = "cpu"
     """Of hosts and policy; where there are several of a kind, workers share them out."""
 
@@ -130,12 +133,13 @@ def _play_group(setup: GroupSetup, weights: PolicyWeights, job: GroupJob) -> Epi
     return replace(play(trainings, decide), policy=stacked(steps))
 
 
-def make_trainings(setup: GroupSetup, job: GroupJob, device: torch.device | None = None) -> HostTrainings:
-    """The hosts of a group at the start of their episodes."""
+def make_trainings(
+    setup: GroupSetup, job: GroupJob, device: torch.device | None = None, task: Task | None = None
+) -> HostTrainings:
+    """The hosts of a group at the start of their episodes; `task` is the group's own if it is already built."""
+    task_seed = task_rng_seed(job.rng_seed, job.task)
     return HostTrainings(
-        find_task(
-            setup.task, split=setup.split, rng_seed=task_rng_seed(job.rng_seed, job.task), data_dir=setup.data_dir
-        ),
+        task or find_task(setup.task, split=setup.split, rng_seed=task_seed, data_dir=setup.data_dir),
         [host_rng_seed(job.group_seed, 0, env) for env in range(setup.group_size)],
         episode=setup.episode,
         lifecycle=setup.lifecycle,

@@ -94,7 +94,11 @@ def grow(
             return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
 
         scheduler = GrowthScheduler(
-            model, optimizer, controller, [learning_rate], evaluate=validate, horizon=host_epochs, rng_seed=rng_seed
+            *(model, optimizer, controller, [learning_rate]),
+            evaluate=validate,
+            horizon=host_epochs,
+            train_samples=len(task.data.train_x),
+            rng_seed=rng_seed,
         )
         for _ in range(host_epochs):
             before_host_epoch(model)

@@ -14,6 +14,7 @@ from pathlib import Path
 from simic import pretrained
 from simic.config import RunConfig
 from simic.control.registry import CONTROLLERS
+from simic.environment.lookahead_config import LOOKAHEAD
 from simic.registry import nearest_entry
 from simic.storage.files import check_regular, output_error
 from simic.tasks.registry import check_data
@@ -30,7 +31,7 @@ def check_run(config: RunConfig) -> None:
         if getattr(config, package) and importlib.util.find_spec(package) is None:
             raise ValueError(f"--{package}: {package} is not installed: pip install 'simic-rl[{package}]'")
     check_backend(config.backend)
-    check_episodes(config.episodes)
+    check_episodes(config)
     if trains_hosts(config) or config.data_dir is not None:
         check_data([config.task], config.data_dir)
 
@@ -85,14 +86,25 @@ def no_device(name: str) -> str:
     return f"this machine has no {name} that torch can use; choose --device cpu"
 
 
-def check_episodes(sources: Iterable[str]) -> None:
-    """Raise unless every source is a controller or holds recorded episodes."""
-    for source in sources:
+def check_episodes(config: RunConfig) -> None:
+    """Raise unless every source is a controller or holds recorded episodes, and the search knows its controllers."""
+    for source in config.episodes:
         path = Path(source)
-        if source == "pretrained":
-            pretrained.check_controller()
-        elif source not in CONTROLLERS and not path.exists():
-            hint = nearest_entry(source, CONTROLLERS)
-            raise ValueError(f"--episodes: {source!r} is neither a controller nor a path that exists; {hint}")
-        elif path.is_dir() and not find_episode_files(path):
-            raise FileNotFoundError(f"--episodes: there are no recorded episodes in {path}; record some with --record")
+        if source == LOOKAHEAD:
+            for name in config.lookahead.controllers:
+                _check_controller("--lookahead", name, CONTROLLERS)
+        elif path.is_dir() and source not in CONTROLLERS:
+            if not find_episode_files(path):
+                raise FileNotFoundError(
+                    f"--episodes: there are no recorded episodes in {path}; record some with --record"
+                )
+        else:
+            _check_controller("--episodes", source, (*CONTROLLERS, LOOKAHEAD))
+
+
+def _check_controller(flag: str, source: str, known: Iterable[str]) -> None:
+    if source == "pretrained":
+        pretrained.check_controller()
+    elif source not in CONTROLLERS and not Path(source).exists():
+        hint = nearest_entry(source, known)
+        raise ValueError(f"{flag}: {source!r} is neither a controller nor a path that exists; {hint}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from simic.config import RunConfig, to_dict
 from simic.control.registry import CONTROLLERS
+from simic.environment.lookahead_config import LOOKAHEAD
 from simic.storage.json_files import JsonError, parse_json
 from simic.workers.placement import RAY_ONLY
 
@@ -42,6 +43,8 @@ def reads(config: RunConfig, name: str) -> bool:
         return section == "ppo" and rest in SHARED
     if section in ("imitation", "iql"):
         return section == config.algorithm
+    if section == LOOKAHEAD:
+        return LOOKAHEAD in config.episodes and (rest != "policy" or config.lookahead.follow == "policy")
     return section not in PLAYING or plays(config) or (bool(config.compare) and name in COMPARING)
 
 
@@ -83,9 +86,9 @@ def trains_hosts(config: RunConfig) -> bool:
 
 
 def names_player(source: str) -> bool:
-    """Whether a source of episodes is a controller: a name, or the file of a controller or plan."""
+    """Whether a source of episodes plays new ones: a name, or the file of a controller or plan."""
     path = Path(source)
-    return source in CONTROLLERS or (path.is_file() and not _holds_episodes(path))
+    return source == LOOKAHEAD or source in CONTROLLERS or (path.is_file() and not _holds_episodes(path))
 
 
 def find_episode_files(source: Path) -> list[Path]:
