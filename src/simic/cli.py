@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from simic.commands.doctor import DoctorCommand
+from simic.commands.ensemble import EnsembleCommand
 from simic.commands.evaluate import EvaluateCommand
 from simic.commands.flags import parse_command
 from simic.commands.grow import GrowCommand
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Any] = {
     "grow": GrowCommand,
     "evaluate": EvaluateCommand,
     "plan": PlanCommand,
+    "ensemble": EnsembleCommand,
     "watch": WatchCommand,
     "runs": RunsCommand,
     "inspect": InspectCommand,

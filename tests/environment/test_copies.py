@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simic.control.baselines import RandomController
+from simic.control.facts import TRAINING_FACTS
 from simic.control.governor import Verdict
 from simic.control.legality import legal_masks
 from simic.control.plan import move_on
@@ -85,6 +86,8 @@ def everything(trainings: HostTrainings, hosts) -> dict[str, np.ndarray]:
     known = {f.name: getattr(facts.slots, f.name)[hosts] for f in fields(facts.slots)}
     for name in ("val_loss", "val_accuracy", "train_loss", "parameters", "host_gradient_norm", "decision"):
         known[f"facts.{name}"] = getattr(facts, name)[hosts]
+    for name in TRAINING_FACTS:
+        known[f"facts.{name}"] = np.broadcast_to(getattr(facts, name), facts.num_hosts)[hosts]
     known |= {"weights": trainings.hosts.hosts.rows.numpy()[hosts], "score": trainings.score()[hosts]}
     for name, memory in trainings.governor.state_dict().items():
         known[f"governor.{name}"] = memory[:, hosts] if name == "history" else memory[hosts]

@@ -69,7 +69,9 @@ def _controller(path: Path) -> dict[str, Any]:
     from simic.control.learned import load_controller
 
     saved = load_controller(path)
-    return {"controller": path.name, "about": saved.state["about"], "parameters": _count(saved.network)}
+    members = saved.state.get("members")
+    about = saved.state["about"] if members is None else [member["about"] for member in members]
+    return {"controller": path.name, "about": about, "parameters": _count(saved.network)}
 
 
 def _count(network: nn.Module) -> int:

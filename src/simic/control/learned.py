@@ -22,7 +22,9 @@ from simic.growth.isolation import preserved_rng
 from simic.lifecycle.actions import HEAD_VALUES, HEADS, Op
 from simic.policy.acting import choose
 from simic.policy.agent_state import (
+    ENSEMBLE_FORMAT,
     FORMAT,
+    check_ensemble,
     check_format,
     check_scales,
     check_tensors,
@@ -31,6 +33,7 @@ from simic.policy.agent_state import (
     shown,
 )
 from simic.policy.config import PolicyConfig
+from simic.policy.ensemble import Ensemble
 from simic.policy.network import GROWTH_TREE, ActorCritic, FactoredRecurrentActorCritic
 from simic.policy.registry import POLICIES
 from simic.storage.bundle import BundleError, load_bundle
@@ -64,6 +67,10 @@ def known_blueprints(network: ActorCritic, facts: Facts) -> Facts:
     `policy.upgrade`), so it would take such a seed for one behind, of the same size. Training changes the weights. In
     slots where nothing can grow behind, it may use those beside: it has no other choice there.
     """
+    if isinstance(network, Ensemble):  # the mixture needs a probability of every member
+        for member in network.networks:
+            facts = known_blueprints(member, facts)
+        return facts
     if not isinstance(network, FactoredRecurrentActorCritic):
         return facts
     weights = network.get_parameter("encode_blueprint.0.weight")  # (outputs, features)
@@ -111,7 +118,7 @@ class LearnedController:
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """Load a file written by `PPOAgent.save`."""
+        """Load a file written by `simic train`, `simic ensemble` or `PPOAgent.save`."""
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
     @classmethod
@@ -151,6 +158,12 @@ class LearnedController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        own, saved = self.network.state_size, state["state"]
+        if saved is not None and saved.shape[-1] != own:
+            raise ValueError(
+                f"the saved controller has a recurrent state of {saved.shape[-1]} numbers per host, this one has "
+                f"{own}: load the controller that the state was saved with"
+            )
         self._state, self._decision = state["state"], np.zeros(0, np.int64)
         self._generator.set_state(state["generator"])
 
@@ -159,12 +172,12 @@ class SavedController(NamedTuple):
     """A trained controller from a file."""
 
     state: dict[str, Any]
-    """The saved state, checked; see `PPOAgent.state_dict`."""
+    """The saved state, checked; see `PPOAgent.state_dict`, and `ENSEMBLE_FORMAT` for several."""
     network: ActorCritic
 
 
 def load_controller(path: str | Path) -> SavedController:
-    """The controller in a checkpoint, or in a file that `PPOAgent.save` or `save_controller` wrote; else refused."""
+    """The controller in a checkpoint, or in a file of an agent, a controller or an ensemble; else refused."""
     state = load_checkpoint(path).agent if is_checkpoint(path) else load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 
@@ -188,11 +201,16 @@ def holds_controller(path: str | Path) -> bool:
     if not Path(path).is_file():
         return False
     saved = load_bundle(path, max_bytes=MAX_BYTES)
-    return isinstance(saved, dict) and (saved.get("format") == FORMAT or "network" in saved)
+    return isinstance(saved, dict) and (saved.get("format") in (FORMAT, ENSEMBLE_FORMAT) or "network" in saved)
 
 
 def network_of(state: Any, path: str | Path) -> ActorCritic:
     """The network in an agent's saved state, read from `path`; sizes are checked before anything is built."""
+    if isinstance(state, dict) and state.get("format") == ENSEMBLE_FORMAT:
+        with naming(path):
+            members = check_ensemble(state)
+        networks = [network_of(member, f"{path}: policy {index}") for index, member in enumerate(members)]
+        return Ensemble(networks)
     with naming(path):
         state = check_format(state)
         about, weights = state["about"], state["network"]

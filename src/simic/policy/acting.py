@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simic.policy.action_tree import ActionTree, TreeDistribution
+from simic.policy.action_tree import ActionTree
 from simic.policy.masked_categorical import check_masks
 from simic.policy.network import Observation, unwrap
 
@@ -34,11 +34,12 @@ def choose(
     generator: torch.Generator | None = None,
 ) -> Choice:
     """Sample actions, or take the most likely: observation parts (N, ...), mask (N, R, W), state (N, K)."""
-    tree, inputs = unwrap(network).tree, as_sequence(network, observation)
+    plain, inputs = unwrap(network), as_sequence(network, observation)
+    tree = plain.tree
     check_row_count(tree, mask.shape[1], inputs)
     check_masks(mask, tree.row_names(mask.shape[1]))
     output = network(inputs, state)
-    policy = TreeDistribution(tree, output.logits[0], torch.from_numpy(mask).to(state.device))
+    policy = plain.distribution(output.logits[0], torch.from_numpy(mask).to(state.device))
     action = policy.mode() if greedy else policy.sample(generator)
     return Choice(action, policy.head_log_prob(action), output.value[0], output.state)
 

@@ -23,10 +23,14 @@ from simic.policy.upgrade import NEWEST, add_features, upgrade_sizes
 from simic.storage.bundle import BundleError
 
 FORMAT, VERSION = "simic-agent", NEWEST
+ENSEMBLE_FORMAT, ENSEMBLE_VERSION = "simic-ensemble", 1
+"""A file of several agents' states, under the key `members`: each has its own version and is upgraded by itself."""
 ABOUT = ("network", "heads", "sizes", "policy", "gamma")
 """Keys of the agent's description."""
 LEARNING = ("optimizer", "generator", "counts")
 """Parts that only training needs; a controller file omits them."""
+MAX_MEMBERS = 64
+"""Policies of an ensemble."""
 MAX_SHOWN = 120
 """Characters of an unexpected value that a message shows."""
 
@@ -43,6 +47,8 @@ def naming(path: str | Path) -> Iterator[None]:
 def check_format(state: Any) -> dict[str, Any]:
     """A saved agent's state, upgraded if it lacks what was added since; anything else is refused."""
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
+    if found == ENSEMBLE_FORMAT:
+        raise BundleError("it holds an ensemble, whose policies are trained one by one: name the file of one of them")
     if not isinstance(found, str) or found != FORMAT:
         raise BundleError(f"not a saved agent: its format is {shown(found)}, not {FORMAT!r}")
     version = state.get("version")
@@ -64,6 +70,21 @@ def check_format(state: Any) -> dict[str, Any]:
         raise BundleError(f"the agent's gamma must be a number from 0 to 1, got {shown(gamma)}")
     state = state if version == VERSION else add_features(state)
     return state | {"about": upgrade_about(state["about"]), "version": VERSION}
+
+
+def check_ensemble(state: dict[str, Any]) -> list[Any]:
+    """The states of the agents in the file of an ensemble; they are checked one by one when they are built."""
+    version, members = state.get("version"), state.get("members")
+    if type(version) is not int or version != ENSEMBLE_VERSION:
+        raise BundleError(
+            f"the ensemble has format version {shown(version)}, this simic reads {ENSEMBLE_VERSION}; use a newer simic"
+        )
+    if not isinstance(members, list) or not 1 < len(members) <= MAX_MEMBERS:
+        got = f"{len(members)} policies" if isinstance(members, list) else type(members).__name__
+        raise BundleError(f"an ensemble must be a list of 2 to {MAX_MEMBERS} policies, got {got}; use another file")
+    if any(isinstance(member, dict) and member.get("format") == ENSEMBLE_FORMAT for member in members):
+        raise BundleError("the ensemble holds another ensemble; make it anew from single policies")
+    return members
 
 
 def upgrade_about(about: dict[str, Any]) -> dict[str, Any]:

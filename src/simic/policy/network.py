@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simic.lifecycle.actions import HEAD_USED, HEAD_VALUES, HEADS, Column, Op
-from simic.policy.action_tree import ActionTree
+from simic.policy.action_tree import ActionTree, TreeDistribution
 from simic.policy.blueprint_tables import TABLES, WHICH
 from simic.policy.config import PolicyConfig
 from simic.policy.masked_categorical import ILLEGAL
@@ -105,6 +105,10 @@ class ActorCritic(nn.Module):
                 continue
             rows = observation[part][valid].flatten(0, -2)
             self.normalizer(part).update(rows if part == "base" else rows[is_present(rows)])
+
+    def distribution(self, logits: Tensor, mask: Tensor) -> TreeDistribution:
+        """The policy of these logits over the legal choices of all rows (..., R, W)."""
+        return TreeDistribution(self.tree, logits, mask)
 
     def head_parameters(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that only one head uses, by head."""

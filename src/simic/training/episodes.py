@@ -24,6 +24,7 @@ from simic.environment.seeding import host_rng_seed, task_rng_seed
 from simic.lifecycle.stages import LifecycleConfig
 from simic.policy.acting import choose
 from simic.policy.config import PolicyConfig
+from simic.policy.ensemble import Ensemble
 from simic.policy.network import ActorCritic
 from simic.ppo.rollout import Rollout
 from simic.rewards.gaming import detect
@@ -91,17 +92,21 @@ def group_jobs(rng_seed: int, update: int, num_groups: int, num_tasks: int) -> l
 class PolicyWeights(NamedTuple):
     """A policy as plain data that can be sent between processes."""
 
-    config: PolicyConfig
+    config: PolicyConfig | tuple[PolicyConfig, ...]
+    """Of an ensemble, those of its members."""
     arrays: dict[str, np.ndarray]
 
     @classmethod
     def of(cls, network: ActorCritic) -> PolicyWeights:
         """A copy of a network's weights."""
-        return cls(network.config, {name: value.cpu().numpy().copy() for name, value in network.state_dict().items()})
+        several = isinstance(network, Ensemble)
+        config = tuple(member.config for member in network.networks) if several else network.config
+        return cls(config, {name: value.cpu().numpy().copy() for name, value in network.state_dict().items()})
 
     def network(self) -> ActorCritic:
         """A network with these weights."""
-        network = make_network(self.config)
+        config = self.config
+        network = Ensemble([make_network(own) for own in config]) if isinstance(config, tuple) else make_network(config)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays.items()})
         return network
 
