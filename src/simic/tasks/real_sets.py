@@ -32,7 +32,7 @@ def fewest_parameters(train_size: int) -> int:
 def with_patches(make_host: Callable[[], nn.Sequential]) -> nn.Sequential:
     """A convolutional host whose stem reads patches of the image, side by side, instead of every pixel's neighbours.
 
-    All that follows then runs at a quarter of the resolution, which makes hosts of images of 28x28 cheap.
+    All that follows then runs on a quarter of the rows and columns, which makes hosts of images of 28x28 cheap.
     """
     host = make_host()
     stem = host.get_submodule("stem")

@@ -45,7 +45,7 @@ class TaskEntry(NamedTuple):
     make: MakeTask
     find_files: FindFiles | None
     own_loop: bool = False
-    """Whether evaluations train its hosts one by one through `GrowthScheduler`, because they cannot be stacked."""
+    """Whether evaluations train its hosts one by one through `GrowthScheduler` instead of stacked."""
 
     @property
     def reads_files(self) -> bool:
@@ -62,8 +62,8 @@ def task(name: str, *, find_files: FindFiles | None = None, own_loop: bool = Fal
 
     A function that reads files takes the keyword `data_dir` (a Path, or None for the usual place). `find_files` gets
     the same and raises FileNotFoundError, so that a missing file is reported before any work is done. With `own_loop`,
-    `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own would: for
-    hosts that cannot be stacked, such as those with dropout.
+    `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own would: to
+    measure controllers there, and for hosts that cannot be stacked.
     """
 
     TASKS.check_new(name)
