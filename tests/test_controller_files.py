@@ -74,7 +74,7 @@ DAMAGES: dict[str, tuple[Callable[[State], object], str]] = {
         "new has shape none: it is NoneType, this one's miss",
     ),
     "missing scale": (lambda s: s.pop("value_scale"), "lacks the table 'value_scale'"),
-    "newer format": (lambda s: s.update(version=3), "has format version 3, this simic reads 2; use a newer simic"),
+    "newer format": (lambda s: s.update(version=4), "has format version 4, this simic reads 3; use a newer simic"),
     "odd version": (lambda s: s.update(version="one"), "has format version 'one'"),
     "unknown setting": (settings(depth=3), "settings that this simic does not know: ['depth']"),
     "missing setting": (lambda s: s["about"]["policy"].pop("core"), "lacks the settings core"),

@@ -135,7 +135,7 @@ def test_everything_that_a_plugin_adds_is_trained_with_and_evaluated_by_name(her
 def test_help_lists_the_names_of_a_plugin(here):
     shown = run_simic(here, "train", "--help", "--plugin", "my_module")
     assert shown.returncode == 0, shown.stderr
-    assert "chars-transformer, mine." in " ".join(shown.stdout.split())
+    assert "fashion-resnet, mine." in " ".join(shown.stdout.split())
 
 
 MISTAKES = {

@@ -15,6 +15,7 @@ from simic import (
     Op,
     Stage,
 )
+from simic.control.facts import TRAINING_FACTS
 from simic.control.legality import legal_masks
 from simic.lifecycle.slots import SlotState
 
@@ -213,7 +214,7 @@ def alone(facts, index) -> Facts:
     """The facts of one host alone."""
     one = slice(index, index + 1)
     names = ("host_parameters", "seed_parameters", "decision", "val_loss", "val_accuracy")
-    names += ("metric_scale", "awaits_contribution")
+    names += ("metric_scale", "awaits_contribution", *TRAINING_FACTS)
     slots = SlotState(**{field.name: getattr(facts.slots, field.name)[one] for field in dataclasses.fields(SlotState)})
     return dataclasses.replace(facts, slots=slots, **{name: getattr(facts, name)[one] for name in names})
 

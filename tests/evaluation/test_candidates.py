@@ -132,7 +132,7 @@ def test_everybody_sees_somebody_else(size):
 
 def test_shuffled_decides_as_if_it_led_the_host_it_sees():
     # Hosts that only wait have the same masks, so what differs is what is seen, and remembered of it.
-    network = make_planted({Op.GERMINATE: 0.0}, gain=3000.0, rng_seed=3)
+    network = make_planted({Op.GERMINATE: 0.0}, gain=3000.0, rng_seed=1)
     trainings = make_settings(6, horizon=8).trainings(make_task())
     own, other = LearnedController(network), ShuffledController(network, 6)
     chosen = []

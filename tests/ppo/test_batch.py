@@ -60,7 +60,7 @@ def test_what_is_not_valid_ends_an_episode():
 
 def test_advantages_are_normalised_once_over_free_decisions():
     agent = stir(growth_agent())
-    rollout, _ = play(agent, 40, 6)
+    rollout, _ = play(agent, 80, 12)
     batch, statistics = agent.prepare_batch(agent.update_scales(rollout))
     assert (~batch.free).any()
     chosen = batch.advantage[batch.free]

@@ -157,7 +157,11 @@ REST = ("blueprint", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 assert {"op", "slot", "style", *REST} == set(HEADS)
 ENOUGH: dict[str, Any] = {"group_size": 16, "episode": {"horizon": 6}}
 """With fewer decisions even a healthy run has values that explain nothing, now and then."""
-NO_LIMIT = {"group_size": 4, "ppo": {"target_kl": None, "ppo_epochs": 3}}
+NO_LIMIT: dict[str, Any] = {
+    "group_size": 4,
+    "episode": {"horizon": 8},
+    "ppo": {"target_kl": None, "ppo_epochs": 3},
+}
 NO_END: dict[str, Any] = {"ppo": {"max_skipped_steps": 1000}}
 PLANTS: dict[str, tuple[str, Callable[[Run], None], dict[str, Any]]] = {
     "ratio_explosion": ("", plant_large_steps, NO_LIMIT | {"group_size": 16}),

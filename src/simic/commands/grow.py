@@ -27,8 +27,9 @@ class GrowCommand:
     """How a seed learns before it is blended in."""
     seeds_per_slot: int = LifecycleConfig.seeds_per_slot
     """Seeds that a slot may hold, one after the other."""
-    host_epochs: int = 40
-    """Passes over the host's training data, with one decision after each."""
+    host_epochs: int | None = None
+    """Passes over the host's training data, with one decision after each; by default those of the task's length, or
+    40."""
     rng_seed: int = 0
     """Seed of initial weights, batches and seeds."""
     data_dir: Path | None = None
@@ -42,7 +43,7 @@ class GrowCommand:
 
     def run(self) -> int:
         """Check what needs no torch, then grow."""
-        if self.host_epochs < 1:
+        if self.host_epochs is not None and self.host_epochs < 1:
             raise ValueError(f"--host-epochs must be at least 1, got {self.host_epochs}")
         if self.rng_seed < 0:
             raise ValueError(f"--rng-seed must not be negative, got {self.rng_seed}")

@@ -73,15 +73,16 @@ class Length:
     @property
     def told_host_epochs(self) -> int:
         """What controllers are told; 0 for nothing."""
-        return self._planned if self.told else 0
+        return self.planned_host_epochs if self.told else 0
 
     def rate_factor(self, host_epoch: np.ndarray) -> np.ndarray:
         """The factor on the learning rate in host epochs (...), counted from 0."""
-        share = host_epoch / self._planned
+        share = host_epoch / self.planned_host_epochs
         return (1 + np.cos(np.pi * share)) / 2 if self.anneal else np.ones_like(share)
 
     @property
-    def _planned(self) -> int:
+    def planned_host_epochs(self) -> int:
+        """Host epochs that were planned."""
         return self.host_epochs if self.planned is None else self.planned
 
 

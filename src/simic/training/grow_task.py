@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from simic.control.baselines import Controller
 from simic.control.registry import make_controller
@@ -24,9 +25,12 @@ from simic.scheduler.decision import Decision
 from simic.scheduler.scheduler import GrowthScheduler
 from simic.storage.files import write_file
 from simic.tasks.registry import make_task
-from simic.tasks.task import Task, evaluate
+from simic.tasks.task import SGD_MOMENTUM, Length, Task, evaluate
 from simic.training.progress import Progress
 from simic.workers.threads import single_thread
+
+HOST_EPOCHS = 40
+"""Length of training, where neither the caller nor the task says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ def grow(
     task: str | Task,
     controller: str | Controller = "heuristic",
     *,
-    host_epochs: int = 40,
+    host_epochs: int | None = None,
     rng_seed: int = 0,
     lifecycle: LifecycleConfig | None = None,
     data_dir: str | os.PathLike[str] | None = None,
@@ -69,15 +73,14 @@ def grow(
     before_host_epoch: Callable[[GrowableModel], None] = lambda model: None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
 ) -> Grown:
-    """Train a new host of a task for `host_epochs`; the controller decides after each one.
+    """Train a new host of a task for `host_epochs`, by default as long as it says, or 40; a decision follows each one.
 
     A task is a `simic.Task`, a name, or `module:function`, a function that returns a `simic.Task`. A controller is a
     name, the path of a saved controller or plan, or an object, such as `TrainingResult.controller`. The rng seed fixes
     initial weights, batches and seeds; the global random state is left as it was.
     """
-    if host_epochs < 1:
-        raise ValueError(f"host_epochs must be at least 1, got {host_epochs}")
     task = load_task(task, data_dir) if isinstance(task, str) else task
+    length = length_of(task, host_epochs)
     with preserved_rng():
         torch.manual_seed(rng_seed)
         batches = torch.Generator().manual_seed(rng_seed)
@@ -86,21 +89,21 @@ def grow(
             task.make_host(), task.slots, example_input=example, lifecycle=lifecycle, rng_seed=rng_seed
         )
         prepare(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
-        learning_rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, host_epochs)
+        optimizer = _make_optimizer(task, model)
+        annealing = CosineAnnealingLR(optimizer, length.planned_host_epochs) if length.anneal else None
 
         def validate() -> dict[str, float]:
             figures = evaluate(model, task, "validation")
             return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
 
         scheduler = GrowthScheduler(
-            *(model, optimizer, controller, [learning_rate]),
+            *(model, optimizer, controller, [] if annealing is None else [annealing]),
             evaluate=validate,
-            horizon=host_epochs,
+            horizon=length.told_host_epochs,
             train_samples=len(task.data.train_x),
             rng_seed=rng_seed,
         )
-        for _ in range(host_epochs):
+        for _ in range(length.host_epochs):
             before_host_epoch(model)
             model.train()
             for x, y in task.train_batches(batches):
@@ -108,7 +111,8 @@ def grow(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            learning_rate.step()
+            if annealing is not None:
+                annealing.step()
             on_decision(scheduler.step())
         plain = export_plain(model)
         return Grown(
@@ -126,7 +130,7 @@ def print_growing(
     task_name: str,
     controller: str,
     lifecycle: LifecycleConfig,
-    host_epochs: int,
+    host_epochs: int | None,
     rng_seed: int,
     data_dir: Path | None,
     out: Path | None,
@@ -134,12 +138,13 @@ def print_growing(
 ) -> None:
     """Train a host without growth, then the same host with growth; print every seed's stages and both results."""
     task = load_task(task_name, data_dir)
+    planned = length_of(task, host_epochs).host_epochs
     make_controller(controller)  # a file that does not fit is refused before the first training
     progress = Progress(quiet=quiet)
 
     def train(decider: str, label: str, show: Callable[[Decision], None]) -> Grown:
         def on_decision(decision: Decision) -> None:
-            progress.bar(decision.index + 1, host_epochs)
+            progress.bar(decision.index + 1, planned)
             show(decision)
 
         progress.describe(label)
@@ -152,7 +157,7 @@ def print_growing(
         grown = train(controller, "growing host", lambda decision: _show_changes(progress, decision))
     result = Progress()  # also if quiet
     grown.model.print_growth(result.console)
-    result.print(f"test accuracy of {task.name} after {host_epochs} host epochs:")
+    result.print(f"test accuracy of {task.name} after {planned} host epochs:")
     result.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {alone.parameters:,} parameters")
     result.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {grown.parameters:,} parameters")
     if grown.left_out:
@@ -163,6 +168,19 @@ def print_growing(
     if out is not None:
         grown.save(out)
         result.print(f"the grown network is in {out}")
+
+
+def length_of(task: Task, host_epochs: int | None = None) -> Length:
+    """The length that is asked for, else the task's own, else HOST_EPOCHS."""
+    if host_epochs is not None:
+        return Length(host_epochs=host_epochs)
+    return task.length or Length(host_epochs=HOST_EPOCHS)
+
+
+def _make_optimizer(task: Task, model: GrowableModel) -> torch.optim.Optimizer:
+    if task.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=task.learning_rate, momentum=SGD_MOMENTUM)
+    return torch.optim.AdamW(model.parameters(), lr=task.learning_rate)
 
 
 def load_task(name: str, data_dir: str | os.PathLike[str] | None = None) -> Task:
