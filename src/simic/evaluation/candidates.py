@@ -246,7 +246,7 @@ def _play_own_loop(settings: Settings, task: Task, unit: Unit) -> dict[str, Any]
         play_own_host(
             its_task,
             WaitController() if unit.kind in WIDER else _make_controller(settings, unit),
-            host_epochs=settings.episode.horizon if task.length is None else task.length.host_epochs,
+            host_epochs=settings.episode.horizon if task.length is None else None,
             rng_seed=task_rng_seed(rng_seed, EVALUATION),
             lifecycle=settings.lifecycle,
             host_parameters=own,

@@ -41,13 +41,16 @@ def play_own_host(
     task: Task,
     controller: Controller,
     *,
-    host_epochs: int,
+    host_epochs: int | None,
     rng_seed: int,
     lifecycle: LifecycleConfig,
     host_parameters: int,
     fossils: Sequence[Fossil] = (),
 ) -> OwnEpisode:
-    """Train a host, planted with `fossils` from the start; rent is due for parameters beyond `host_parameters`."""
+    """Train a host, planted with `fossils` from the start; rent is due for parameters beyond `host_parameters`.
+
+    Without `host_epochs` it is trained as long as its task says.
+    """
     curve, sizes, operations = list[float](), list[int](), list[int]()
 
     def prepare(model: GrowableModel) -> None:
