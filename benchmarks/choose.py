@@ -1,15 +1,16 @@
 """Which of several policies ships, by a rule that was written down before they were evaluated (docs/experiments.md).
 
-    simic evaluate --controllers 1=runs/policy-1 2=runs/policy-2 ensemble=runs/ensemble.safetensors \\
+    simic evaluate --controllers 1=runs/broad-1 2=runs/broad-2 ensemble=runs/ensemble.safetensors \\
         --tasks broad:validation --num-tasks 24 --rng-seeds 8 --out runs/choice
-    python benchmarks/choose.py runs/choice
+    python benchmarks/choose.py runs/choice --out chosen.safetensors 1=runs/broad-1/controller.safetensors ...
 
 The policy with the highest mean score ships; the one named `ensemble` instead if it leads by more than the standard
-error of the difference over tasks. Prints the name of the chosen one on a line of its own, then RESULT.
+error of the difference over tasks. The file that is given for its name is copied to --out.
 """
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,14 @@ def main() -> None:
     """Apply the rule to the results of an evaluation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evaluation", type=Path, help="directory of the evaluation on validation tasks")
-    means = task_means(json.loads((parser.parse_args().evaluation / "results.json").read_text()))
+    parser.add_argument("files", nargs="*", metavar="NAME=FILE", help="the controller file of each name")
+    parser.add_argument("--out", type=Path, help="copy the chosen file here")
+    arguments = parser.parse_args()
+    means = task_means(json.loads((arguments.evaluation / "results.json").read_text()))
+    files = dict(pair.split("=", 1) for pair in arguments.files)
     chosen = choose(means)
-    print(chosen)
+    if arguments.out is not None:
+        shutil.copy(files[chosen], arguments.out)
     print(
         "RESULT", json.dumps({"chosen": chosen} | {label: round(float(own.mean()), 2) for label, own in means.items()})
     )

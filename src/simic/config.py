@@ -181,13 +181,13 @@ PRESETS: dict[str, Preset] = {
         RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_ppo()),
     ),
     "pretrained": Preset(
-        "First stage of the controller that ships with simic; about 20 minutes on 2 CPU cores.",
+        "First stage of a controller, on MLPs and convolutions; about 20 minutes on 2 CPU cores.",
         RunConfig(
             task="mixed", updates=80, num_groups=4, group_size=32, ppo=_ppo(), reward=RewardConfig(compute_weight=1.0)
         ),
     ),
     "finetune": Preset(
-        "Its second stage, which learns to avoid needless operations (with --init); about 5 minutes on 2 CPU cores.",
+        "A second stage, which learns to avoid needless operations (with --init); about 5 minutes on 2 CPU cores.",
         RunConfig(
             task="mixed",
             updates=24,
@@ -195,6 +195,12 @@ PRESETS: dict[str, Preset] = {
             group_size=32,
             ppo=_ppo(5e-4, 0.005),
             reward=RewardConfig(scheme="score_with_costs", compute_weight=1.0),
+        ),
+    ),
+    "broad": Preset(
+        "Last stage of the controller that ships with simic, on hosts of many kinds (with --init); about 12 minutes.",
+        RunConfig(
+            task="broad", updates=48, num_groups=4, group_size=32, ppo=_ppo(), reward=RewardConfig(compute_weight=1.0)
         ),
     ),
     "research": Preset(
