@@ -360,3 +360,16 @@ def test_growth_works_in_a_permuted_slot_under_every_style():
         model.execute(Action("germinate", "lstm", "attention", style=style))
         model.tick()
         assert torch.equal(model(x), alone), style
+
+
+def test_a_convolution_whose_first_position_is_dead_is_not_taken_for_a_causal_one():
+    stem, conv = nn.Conv1d(1, 4, 3, padding=1), nn.Conv1d(4, 4, 3, stride=2, padding=1)
+    block = nn.Sequential(conv, nn.GroupNorm(1, 4), nn.ReLU())
+    x = torch.rand(2, 1, 20, generator=torch.Generator().manual_seed(0))
+    x[:, :, :4] = -50
+    with torch.no_grad():
+        for layer in (stem, conv):
+            layer.weight.abs_()
+    assert not block(stem(x))[:, :, 0].any()
+    (site,) = find_sites(nn.Sequential(stem, block, nn.Flatten()), ["1"], x)
+    assert (site.shape.topology, site.order) == ("conv", None)

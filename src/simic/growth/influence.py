@@ -5,7 +5,7 @@ Probes (zeros with a gradient) are added to activations; what an output depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
@@ -43,7 +43,10 @@ def used_outputs(model: nn.Module, example_input: ExampleInput) -> set[str] | No
 
 
 def directions(
-    model: nn.Module, slots: Mapping[str, tuple[int, int]], example_input: ExampleInput
+    model: nn.Module,
+    slots: Mapping[str, tuple[int, int]],
+    example_input: ExampleInput,
+    doubted: Collection[str] = (),
 ) -> dict[str, set[str]]:
     """Whether positions of each slot depend on later ("ahead") or earlier ("back") ones.
 
@@ -53,7 +56,8 @@ def directions(
 
     Either the slot's first position depends on later positions of every source it uses (a bidirectional encoder does, a
     decoder with cross-attention does not), or the first position behind the slot depends on later positions of the
-    slot. "back" examines the last position in the same way.
+    slot. "back" examines the last position in the same way. Of slots that are `doubted`, "silent" tells that the first
+    position depends on nothing, as where all its units are dead, so that nothing is known about "ahead".
     """
     sources: list[Tensor] = []
     behind: list[Tensor] = []
@@ -95,6 +99,10 @@ def directions(
             from_sources.search(rest, 0, len(rest))
             for name in reaching | from_sources.found:
                 found[name].add(direction)
+        for name in set(names) & set(doubted):
+            first = _gradients([_end(inside[name], position, "ahead")], made_from) if inside[name].requires_grad else []
+            if not any(gradient is not None and gradient.count_nonzero() for gradient in first):
+                found[name].add("silent")
     return found
 
 

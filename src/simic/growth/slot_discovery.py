@@ -242,13 +242,15 @@ def _with_directions(host: TracedHost, sites: list[Site], topologies: Mapping[st
     """
     stated = {name: DIRECTIONS[kind] for name, kind in topologies.items() if kind in DIRECTIONS}
     unknown: dict[str, tuple[int, int]] = {}
+    convolutions = set[str]()
     for site in sites:
         order = site.order or tuple(range(site.shape.rank))
         if site.shape.topology == "sequence" and site.name not in stated:
             unknown[host.first_names[site.name]] = order[0], order[1]
         elif site.shape.dims == 1 and site.name not in topologies:
             unknown[host.first_names[site.name]] = order[0], order[2]
-    found = directions(host.model, unknown, host.example_input) if unknown else {}
+            convolutions.add(host.first_names[site.name])
+    found = directions(host.model, unknown, host.example_input, convolutions) if unknown else {}
     return [_directed(site, stated.get(site.name), found.get(host.first_names[site.name], set())) for site in sites]
 
 
