@@ -16,18 +16,17 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint const
 train: $(STAMP)
 	$(BIN)/simic train
 
-# What ships in src/simic/pretrained: four policies continue from one that was trained on small hosts, and a rule that was
-# written down before chooses among them and their ensemble; then the baselines that are searched on the same tasks.
-POLICIES := 1 2 3 4
+# What ships in src/simic/pretrained, from nothing: the controller, and the plan and scale found with as many host trainings.
+# A good plan for convolutional hosts is recorded; then the policy imitates the plan there and itself everywhere else.
 pretrained: $(STAMP)
-	for k in $(POLICIES); do \
-	  $(BIN)/simic train --preset broad --rng-seed $$k --init benchmarks/first_stage.safetensors --out runs/broad-$$k --resume auto || exit 1; \
-	done
-	$(BIN)/simic ensemble $(POLICIES:%=runs/broad-%) --out runs/ensemble.safetensors
-	$(BIN)/simic evaluate --controllers heuristic $(foreach k,$(POLICIES),$(k)=runs/broad-$(k)) ensemble=runs/ensemble.safetensors --tasks broad:validation --num-tasks 24 --rng-seeds 8 --out runs/choice
-	$(BIN)/python benchmarks/choose.py runs/choice --out src/simic/pretrained/controller.safetensors $(foreach k,$(POLICIES),$(k)=runs/broad-$(k)/controller.safetensors) ensemble=runs/ensemble.safetensors
-	$(BIN)/simic plan --tasks broad --budget 12288 --out src/simic/pretrained/plan.json
-	$(BIN)/simic plan --kind scale --tasks broad --budget 12288 --out src/simic/pretrained/scale.json
+	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
+	$(BIN)/simic train --preset finetune --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/finetune --resume auto
+	rm -rf runs/conv_plan runs/taught
+	$(BIN)/simic train --preset finetune --algorithm imitation --task subsets --updates 4 --rng-seed 0 --episodes src/simic/pretrained/conv_plan.json --record --out runs/conv_plan
+	$(BIN)/simic train --preset finetune --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/finetune/controller.safetensors --episodes runs/finetune/controller.safetensors runs/conv_plan --out runs/taught
+	$(BIN)/simic plan --budget 28160 --out src/simic/pretrained/plan.json
+	$(BIN)/simic plan --kind scale --budget 28160 --out src/simic/pretrained/scale.json
+	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
 test: $(STAMP)
 	$(BIN)/pytest -n auto

@@ -181,13 +181,13 @@ PRESETS: dict[str, Preset] = {
         RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_ppo()),
     ),
     "pretrained": Preset(
-        "First stage of a controller, on MLPs and convolutions; about 20 minutes on 2 CPU cores.",
+        "First stage of the controller that ships with simic; about 20 minutes on 2 CPU cores.",
         RunConfig(
             task="mixed", updates=80, num_groups=4, group_size=32, ppo=_ppo(), reward=RewardConfig(compute_weight=1.0)
         ),
     ),
     "finetune": Preset(
-        "A second stage, which learns to avoid needless operations (with --init); about 5 minutes on 2 CPU cores.",
+        "Its second stage, which learns to avoid needless operations (with --init); about 5 minutes on 2 CPU cores.",
         RunConfig(
             task="mixed",
             updates=24,
@@ -198,7 +198,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "broad": Preset(
-        "Last stage of the controller that ships with simic, on hosts of many kinds (with --init); about 12 minutes.",
+        "Hosts of many kinds, trained in many ways (with --init); about 12 minutes on 2 CPU cores.",
         RunConfig(
             task="broad", updates=48, num_groups=4, group_size=32, ppo=_ppo(), reward=RewardConfig(compute_weight=1.0)
         ),
