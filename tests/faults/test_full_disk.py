@@ -61,8 +61,9 @@ def test_full_while_logging_recording_and_checkpointing(small_disk, tmp_path, re
         failed |= set(re.findall(r"cannot write \S+/(lock|\w+\.jsonl|checkpoints|episodes|controller)", output))
         assert kept <= {load_checkpoint(path).path.name for path in list_checkpoints(run.checkpoints)}
         filler.unlink()
-    # Events of one update may fit into a page that they have already: for those see test_recorder.
-    assert failed >= {"process.jsonl", "episodes", "checkpoints"}, failed
+    # Which of the two logs is the first that needs a new page depends on their lengths; for each see test_recorder.
+    assert failed >= {"episodes", "checkpoints"}, failed
+    assert failed & {"process.jsonl", "events.jsonl"}, failed
     assert_same_results(finish(run), reference)
 
 

@@ -48,11 +48,15 @@ def residual() -> nn.Sequential:
 
 
 def normed() -> nn.Sequential:
-    """Every kind of batch norm: its statistics move by a share, are means of all batches, or are not kept."""
+    """Every kind of batch norm: its statistics move by a share, are means of all batches, or are not kept.
+
+    Without biases before them, whose gradients are rounding alone, which AdamW makes a random walk of.
+    """
     norms = (nn.BatchNorm1d(6, momentum=0.3), nn.BatchNorm1d(6, momentum=None, affine=False))
     last = nn.BatchNorm1d(6, track_running_stats=False)
     layers = [
-        nn.Sequential(nn.Linear(i, 6), norm, nn.ReLU()) for i, norm in zip((5, 6, 6), (*norms, last), strict=True)
+        nn.Sequential(nn.Linear(i, 6, bias=False), norm, nn.ReLU())
+        for i, norm in zip((5, 6, 6), (*norms, last), strict=True)
     ]
     return segments(*layers, nn.Linear(6, 3))
 
