@@ -125,6 +125,7 @@ def test_a_chart_has_a_table_with_its_numbers(server, open_page):
     page = open_page(server, "/run/first/learning")
     page.click("summary:text-is('Table of Score')")
     rows = page.locator("figure:has(strong:text-is('Score')) tbody tr")
+    rows.first.wait_for()  # the table is filled when it is opened
     assert rows.count() == 5
     assert rows.first.inner_text().startswith("4\t")
 
