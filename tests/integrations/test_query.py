@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -196,11 +197,18 @@ def test_an_answer_is_written_in_the_form_that_its_file_is_named_after(run, tmp_
 def test_ctrl_c_ends_a_query_that_never_would(run):
     endless = "with recursive t as (select 1 as x union all select x + 1 from t) select count(*) from t"
     command = [sys.executable, "-m", "simic.cli", "query", str(run), endless]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A test run in the background ignores the signal, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(8)
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
     finally:
         process.kill()
