@@ -40,7 +40,7 @@ BALANCE = (1.0, 1.0, 0.3, 0.1)
 
 
 @cache
-def load_table(name: str) -> Data:
+def load_sklearn_table(name: str) -> Data:
     """A table of scikit-learn, a tenth each for validation and test, with standardised columns."""
     from sklearn import datasets  # slow to import
 
@@ -68,10 +68,10 @@ def _tables(problem: Subset, num_classes: Sequence[int], sizes: tuple[int, int, 
 _TABLES: dict[Split, tuple[tuple[Subset, tuple[int, ...], tuple[int, int, int]], ...]] = {
     "train": (
         (Subset(name="digits", load=partial(load_digits, flat=True)), (4, 10), (320, 128, 64)),
-        (Subset(name="breast_cancer", load=partial(load_table, "breast_cancer")), (2,), (288, 96, 96)),
+        (Subset(name="breast_cancer", load=partial(load_sklearn_table, "breast_cancer")), (2,), (288, 96, 96)),
     ),
-    "validation": ((Subset(name="iris", load=partial(load_table, "iris")), (3,), (64, 36, 34)),),
-    "held_out": ((Subset(name="wine", load=partial(load_table, "wine")), (3,), (80, 40, 40)),),
+    "validation": ((Subset(name="iris", load=partial(load_sklearn_table, "iris")), (3,), (64, 36, 34)),),
+    "held_out": ((Subset(name="wine", load=partial(load_sklearn_table, "wine")), (3,), (80, 40, 40)),),
 }
 """Data sets of each split: their numbers of classes, and of samples to train, validate and test with."""
 _NUMBERS = tuple(
