@@ -56,7 +56,7 @@ check: $(STAMP)
 
 # Against other packages, which are installed for it.
 bench: $(BENCH) $(DATA)
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/*.py; do echo "== $$script"; PYTHONPATH=tests $(BIN)/python $$script || exit 1; done
 
 # Into data/: books and a pretrained encoder for benchmarks/adapters.py, and the data sets of `simic evaluate --suite
 # real`. No Debian package is installed, so only `apt-get update`, which must have run once, needs root.

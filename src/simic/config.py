@@ -198,7 +198,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "broad": Preset(
-        "Hosts of many kinds, trained in many ways (with --init); about 5 minutes on 2 CPU cores.",
+        "Hosts of many kinds, trained in many ways (with --init); about 8 minutes on a CPU core.",
         RunConfig(task="broad", updates=24, num_groups=4, group_size=32, ppo=_ppo()),
     ),
     "research": Preset(

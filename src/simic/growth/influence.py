@@ -99,11 +99,15 @@ def directions(
             from_sources.search(rest, 0, len(rest))
             for name in reaching | from_sources.found:
                 found[name].add(direction)
-        for name in set(names) & set(doubted):
-            first = _gradients([_end(inside[name], position, "ahead")], made_from) if inside[name].requires_grad else []
-            if not any(gradient is not None and gradient.count_nonzero() for gradient in first):
-                found[name].add("silent")
+        for name in (own for own in names if own in doubted):
+            found[name] |= {"silent"} if _is_silent(_end(inside[name], position, "ahead"), made_from) else set()
     return found
+
+
+def _is_silent(tensor: Tensor, sources: Sequence[Tensor]) -> bool:
+    """Whether a tensor depends on none of the sources."""
+    gradients = _gradients([tensor], sources) if tensor.requires_grad else ()
+    return not any(gradient is not None and gradient.count_nonzero() for gradient in gradients)
 
 
 def _alike(inside: Mapping[str, Tensor], slots: Mapping[str, tuple[int, int]]) -> list[list[str]]:

@@ -90,14 +90,14 @@ def grow(
         )
         prepare(model)
         optimizer = _make_optimizer(task, model)
-        annealing = CosineAnnealingLR(optimizer, length.planned_host_epochs) if length.anneal else None
+        annealing = [CosineAnnealingLR(optimizer, length.planned_host_epochs)] if length.anneal else []
 
         def validate() -> dict[str, float]:
             figures = evaluate(model, task, "validation")
             return {"val_loss": figures["loss"], "val_accuracy": figures["accuracy"]}
 
         scheduler = GrowthScheduler(
-            *(model, optimizer, controller, [] if annealing is None else [annealing]),
+            *(model, optimizer, controller, annealing),
             evaluate=validate,
             horizon=length.told_host_epochs,
             train_samples=len(task.data.train_x),
@@ -105,14 +105,9 @@ def grow(
         )
         for _ in range(length.host_epochs):
             before_host_epoch(model)
-            model.train()
-            for x, y in task.train_batches(batches):
-                loss = scheduler.loss(lambda x=x, y=y: task.loss(model(x), y))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            if annealing is not None:
-                annealing.step()
+            _train_host_epoch(task, model, optimizer, scheduler, batches)
+            for schedule in annealing:
+                schedule.step()
             on_decision(scheduler.step())
         plain = export_plain(model)
         return Grown(
@@ -123,6 +118,21 @@ def grow(
             test_accuracy=evaluate(plain, task, "test")["accuracy"],
             example=example,
         )
+
+
+def _train_host_epoch(
+    task: Task,
+    model: GrowableModel,
+    optimizer: torch.optim.Optimizer,
+    scheduler: GrowthScheduler,
+    batches: torch.Generator,
+) -> None:
+    model.train()
+    for x, y in task.train_batches(batches):
+        loss = scheduler.loss(lambda x=x, y=y: task.loss(model(x), y))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def print_growing(
