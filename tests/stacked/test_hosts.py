@@ -143,10 +143,10 @@ def facts_of(hosts: StackedHosts) -> Facts:
 INCUBATIONS = ("direct", "shadow", "straight_through")
 CASES = [
     *product(HOSTS, INCUBATIONS, ("adamw", "sgd"), [False]),
-    *product(["dense"], INCUBATIONS, ("adamw", "sgd"), [True]),
+    *product(["dense", "convolutional"], INCUBATIONS, ("adamw", "sgd"), [True]),
 ]
 FAST = {
-    ("convolutional", "direct", "adamw", False),
+    ("convolutional", "direct", "adamw", True),
     ("residual", "direct", "adamw", False),
     ("normed", "shadow", "sgd", False),
     ("dense", "shadow", "sgd", False),
@@ -161,12 +161,12 @@ TWO_SEATS = [("dense", "direct", "adamw", True), ("dense", "shadow", "sgd", Fals
 EPISODES = [
     *((*case, 1) if case in FAST else pytest.param(*case, 1, marks=pytest.mark.slow) for case in CASES),
     *((*case, 2) for case in TWO_SEATS),
-    pytest.param("convolutional", "direct", "adamw", False, 2, marks=pytest.mark.slow),
+    pytest.param("convolutional", "direct", "adamw", True, 2, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("kind", "incubation", "optimizer", "tapes", "seeds_per_slot"), EPISODES)
-def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, optimizer, tapes, seeds_per_slot):
+@pytest.mark.parametrize(("kind", "incubation", "optimizer", "compiled", "seeds_per_slot"), EPISODES)
+def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, optimizer, compiled, seeds_per_slot):
     make_host, shape = HOSTS[kind]
     lifecycle = LifecycleConfig(
         incubation=incubation, min_training_decisions=1, embargo_decisions=0, seeds_per_slot=seeds_per_slot
@@ -178,8 +178,8 @@ def test_a_long_random_episode_is_the_same_alone_and_stacked(kind, incubation, o
         make_host, SLOTS, example_input=x[:2], rng_seeds=RNG_SEEDS, loss=mean_cross_entropy, metric=accuracy,
         lifecycle=lifecycle, optimizer=config,
     )  # fmt: skip
-    stacked.use_tapes &= tapes
-    assert stacked.use_tapes == tapes
+    stacked.use_compiled &= compiled
+    assert stacked.use_compiled == compiled
     alone = [Alone(make_host, x[:2], s, r, lifecycle, config) for s, r in zip(RNG_SEEDS, RATES, strict=True)]
     controller, met, both = RandomController(3), set(), False
     if seeds_per_slot == 2:  # the second seat is open then

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from simic.stacked.check import check_figure
+from simic.stacked.compiled.instructions import IGNORED
 from simic.tasks.task import accuracy, explained_variance, mean_cross_entropy, mean_squared_error
 
 Figure = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> a number, or a number per host."""
-IGNORED = -100
-"""Targets that a mean over samples leaves out, as in torch's cross entropy."""
 
 
 class Figures:

@@ -28,17 +28,16 @@ from simic.growth.blueprints import parameter_table
 from simic.lifecycle.actions import Column, Op
 from simic.lifecycle.slots import SlotState, apply_actions, check_actions, plant_fossil, tick, to_measure
 from simic.lifecycle.stages import LifecycleConfig, Stage
+from simic.stacked.compiled.hosts import LOSSES, CompiledHosts
 from simic.stacked.config import HostsConfig
 from simic.stacked.figures import Figure, Figures, stacked_figure
 from simic.stacked.forward import Kept, run_hosts
-from simic.stacked.host_tapes import HostTapes
 from simic.stacked.layers import compile_run, run_stacked
 from simic.stacked.optimizer import OptimizerConfig
 from simic.stacked.parameters import Parameters, Rows, take_rows
 from simic.stacked.precision import LossScale, autocast
 from simic.stacked.seed_groups import GATE, SlotPlan, plan_slot
 from simic.stacked.structure import Structure
-from simic.tasks.task import mean_cross_entropy
 
 ACTIVATION_LIMIT = {"cpu": 1 << 22}
 """Bytes of a slot's activation up to which hosts run together: beyond, memory is slower than fewer hosts at a time."""
@@ -106,9 +105,10 @@ class StackedHosts:
         self._norm_sum, self._steps = self.hosts.rows.new_zeros((1 + len(self.sites)) * self.num_hosts), 0
         self._run_segment = compile_run() if self.config.compile else run_stacked
         self._chunks: list[_Chunk] | None = None
-        self._tapes, self._planned = HostTapes(self.structure), b""
-        self.use_tapes = self.config == HostsConfig() and self.device.type == "cpu" and self._tapes.knows_hosts
-        """Whether passes run without autograd where they can (see `tape`); results are the same."""
+        self._compiled, self._planned = CompiledHosts(self.structure, tuple(example_input.shape[1:])), b""
+        self.use_compiled = self.config == HostsConfig() and self.device.type == "cpu" and self._compiled.knows_hosts
+        """Whether passes run without autograd where they can (see `compiled`); results are the same."""
+        self._ready = False
         self._new_optimizer = True
         self.sync_with_slots()
 
@@ -129,10 +129,7 @@ class StackedHosts:
 
     def seed_parameters(self) -> np.ndarray:
         """Number of parameters of the seed in every slot, gates included (N, S)."""
-        counts = np.zeros(self.slot_state.stage.shape, dtype=np.int64)
-        for group in self.groups.values():
-            counts[group.hosts, group.slot] += group.parameters.rows.shape[1]
-        return counts
+        return self._seed_parameters.copy()
 
     def blueprint_table(self) -> np.ndarray:
         """Number of parameters of every blueprint in every slot (S, blueprints); -1 where it does not fit."""
@@ -188,33 +185,41 @@ class StackedHosts:
 
     def sync_with_slots(self) -> None:
         """Bring groups in line with `slot_state`; call it after changing that. Optimizer and plans follow on use."""
-        self._new_optimizer |= self.structure.sync_with_slots(self.slot_state)
+        if self.structure.sync_with_slots(self.slot_state):
+            self._new_optimizer, self._seed_parameters = True, self.structure.count_seeds()
         state = self.slot_state
         arrays = (state.alpha, state.alpha_target, state.stage, self.structure.operator)
         planned = b"".join(array.tobytes() for array in arrays)
         if self._new_optimizer or planned != self._planned:
-            self._chunks, self._planned = None, planned
-            self._tapes.clear()
+            self._chunks, self._ready, self._planned = None, False, planned
 
-    def _prepare(self) -> list[_Chunk]:
-        """The hosts in chunks, after bringing optimizer and plans in line with the groups."""
-        if self._chunks is not None:
-            return self._chunks
+    def _update(self) -> None:
+        """Bring the optimizer and what follows from the seeds in line with the groups."""
+        if self._ready:
+            return
         if self._new_optimizer:
             # The optimizer moves all parameters into new memory, so views of the old memory are taken anew.
             self._optimizer = self.structure.new_optimizer(self.optimizer_config)
             self._segment_parameters = self.structure.segment_parameters()
             self._new_optimizer = False
-            self._seeds_known = self._tapes.knows_seeds()
+            self._runs_compiled = self.use_compiled and self._compiled.knows_seeds()
+        if self._runs_compiled:
+            self._compiled.prepare(self.slot_state)
         learning = [group.learns(self.slot_state, self.lifecycle.incubation) for group in self.structure.ordered]
         learning = np.concatenate([np.ones(self.num_hosts, dtype=bool), *learning])
         self._learning_rows = None if learning.all() else torch.from_numpy(learning).to(self.hosts.rows)
+        self._ready = True
+
+    def _prepare(self) -> list[_Chunk]:
+        """The hosts in chunks with their plans, for passes by autograd."""
+        self._update()
+        if self._chunks is not None:
+            return self._chunks
         self._chunks = []
         for start in range(0, self.num_hosts, self.hosts_at_once):
             hosts = np.arange(start, min(start + self.hosts_at_once, self.num_hosts))
             plan = self._plan(hosts, self.slot_state.alpha)
             self._chunks.append(_Chunk(hosts, slice(start, start + len(hosts)), plan))
-        self._on_tape = self.use_tapes and self._seeds_known and len(self._chunks) == 1
         return self._chunks
 
     # Forward passes.
@@ -226,7 +231,7 @@ class StackedHosts:
 
         Seeds in the slots `learning` receive gradients; None stands for all slots. Slots before `start` are empty.
         """
-        self._prepare()
+        self._update()
         return self._plan(hosts, alpha, learning, start)
 
     def _plan(
@@ -285,22 +290,20 @@ class StackedHosts:
 
     def train_step(self, x: Tensor, y: Tensor, rate: Tensor) -> Tensor:
         """One optimizer step of every host on its batch (N, B, ...) with its learning rate (N,); the losses (N,)."""
-        chunks = self._prepare()
-        if self._trains_on_tape(x, y):
-            with torch.inference_mode():
-                losses, gradient = self._tapes.differentiate(x, y, chunks[0].plan, self._optimizer.padded)
+        self._update()
+        if self._trains_compiled(x, y):
+            losses, gradient = self._compiled.differentiate(x, y, self.loss, self._optimizer.vector)
         else:
-            losses, gradient = self._differentiate(chunks, x, y)
+            losses, gradient = self._differentiate(self._prepare(), x, y)
         with torch.inference_mode():
             self._norm_sum += self._optimizer.step(gradient, rate, self._learning_rows, self.loss_scale)
         self._steps += 1
         return losses
 
-    def _trains_on_tape(self, x: Tensor, y: Tensor) -> bool:
-        """A tape knows no incubation, no other loss than cross entropy, and no targets to ignore."""
+    def _trains_compiled(self, x: Tensor, y: Tensor) -> bool:
+        """Compiled steps know no incubation, and no losses but those of `LOSSES`."""
         incubates = self.lifecycle.incubation != "direct" and (self.slot_state.stage == Stage.TRAINING).any()
-        plain = self._on_tape and self.loss is mean_cross_entropy and not incubates
-        return plain and x.is_floating_point() and y.dim() == 2 and int(y.min()) >= 0
+        return self._runs_compiled and self.loss in LOSSES and not incubates and self._compiled.takes(x, y)
 
     def _differentiate(self, chunks: Sequence[_Chunk], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The losses (N,), and the gradient of their sum with respect to all parameters, by autograd."""
@@ -337,6 +340,10 @@ class StackedHosts:
     def evaluate(self, x: Tensor, y: Tensor, *, exported: bool = False) -> tuple[Tensor, Tensor]:
         """Loss and metric (N,) on samples (N, B, ...); `exported` leaves out live seeds."""
         alpha = np.where(exported & self.slot_state.live, 0.0, self.slot_state.alpha)
+        self._update()
+        if self._runs_compiled and self._compiled.takes(x):
+            out, _ = self._compiled.evaluate(x, alpha, self._optimizer.vector)
+            return self._figures(out, y, len(out))
         figures = []
         for chunk in self._prepare():
             plan = self.plan_pass(chunk.hosts, alpha) if exported else chunk.plan
@@ -351,12 +358,13 @@ class StackedHosts:
 
         A seed that is blended in is switched off; one in training is switched on at its alpha target.
         """
-        state, measured, chunks = self.slot_state, to_measure(self.slot_state), self._prepare()
-        if self._on_tape:
-            return self._evaluate_on_tape(x, y, measured)
+        state, measured = self.slot_state, to_measure(self.slot_state)
+        self._update()
+        if self._runs_compiled and self._compiled.takes(x):
+            return self._attribute_compiled(x, y, measured)
         switched = self.hosts.rows.new_full(state.stage.shape, math.nan)
         figures = []
-        for chunk in chunks:
+        for chunk in self._prepare():
             own_y, slots = y[chunk.rows], np.flatnonzero(measured[chunk.hosts].any(0)).tolist()
             out, kept = self.run(x[chunk.rows], chunk.rows, chunk.plan, keep=set(slots))
             figures.append(self._figures(out, own_y, len(out)))
@@ -373,9 +381,10 @@ class StackedHosts:
         losses, metrics = (torch.cat(both) for both in zip(*figures, strict=True))
         return losses, metrics, switched
 
-    @torch.inference_mode()
-    def _evaluate_on_tape(self, x: Tensor, y: Tensor, measured: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        out, hosts = self._tapes.evaluate(x, self.slot_state, measured, self._optimizer.padded)
+    def _attribute_compiled(self, x: Tensor, y: Tensor, measured: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        state = self.slot_state
+        other = np.where(state.alpha > 0, 0.0, state.alpha_target)
+        out, hosts = self._compiled.evaluate(x, state.alpha, self._optimizer.vector, measured, other)
         losses, metrics = self._figures(out, y[hosts], self.num_hosts)
         switched = self.hosts.rows.new_full(measured.T.shape, math.nan)
         switched[torch.from_numpy(measured.T)] = metrics[self.num_hosts :].to(switched.dtype)

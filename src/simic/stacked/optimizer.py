@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simic.stacked.compiled.adamw import step_adamw
+
 if TYPE_CHECKING:
     from simic.stacked.parameters import StackedParameters
     from simic.stacked.precision import LossScale
@@ -97,19 +99,20 @@ class StackedOptimizer:
         self.config, self.matrices = config, list(matrices)
         states = [matrix.optimizer_state for matrix in matrices]
         rows = [matrix.rows.flatten() for matrix in matrices]
-        self.padded = torch.cat([*rows, rows[0].new_zeros(1)])
-        """All parameters as one vector, with a zero behind them."""
-        self._rows = self.padded[:-1]
+        self.vector = torch.cat(rows)
+        """All parameters."""
         self._mean = torch.cat([state.mean.flatten() for state in states])
         self._square = torch.cat([state.square.flatten() for state in states])
         self._steps = torch.cat([state.steps for state in states])
-        device = self._rows.device
+        device = self.vector.device
         self._entity = torch.from_numpy(np.concatenate(entities)).to(device)
         self._owner = torch.from_numpy(np.concatenate(owners)).to(device)
         widths = np.repeat([m.rows.shape[1] for m in matrices], [m.rows.shape[0] for m in matrices])
         self._widths = torch.from_numpy(widths).to(device)  # of every row
+        self._starts = np.concatenate([[0], np.cumsum(widths)])  # and where it begins
         self._row_of = torch.from_numpy(np.repeat(np.arange(len(widths)), widths)).to(device)  # of every element
         self._factors: _Factors | None = None
+        self._arguments: tuple | None = None
         self._num_hosts = len(owners[0])
         self.num_entities = (1 + num_slots) * self._num_hosts
         self._units: list[StackedParameters | Tensor] = list(matrices)
@@ -117,7 +120,7 @@ class StackedOptimizer:
         element, row = 0, 0
         for matrix in self.matrices:
             shape, end = matrix.rows.shape, element + matrix.rows.numel()
-            rows, mean, square = (v[element:end].view(shape) for v in (self._rows, self._mean, self._square))
+            rows, mean, square = (v[element:end].view(shape) for v in (self.vector, self._mean, self._square))
             matrix.move_to(rows, OptimizerState(mean, square, self._steps[row : row + shape[0]]))
             element, row = end, row + shape[0]
 
@@ -126,7 +129,7 @@ class StackedOptimizer:
         first = next(index for index, unit in enumerate(self._units) if unit is matrices[0])
         assert all(unit is own for unit, own in zip(self._units[first:], matrices, strict=False)), "not adjacent"
         start, size = matrices[0].rows.storage_offset(), sum(matrix.rows.numel() for matrix in matrices)
-        vector = self._rows[start : start + size].detach().requires_grad_()
+        vector = self.vector[start : start + size].detach().requires_grad_()
         self._units[first : first + len(matrices)] = [vector]
         return vector
 
@@ -153,6 +156,8 @@ class StackedOptimizer:
         where they overflow skip the step, with norm 0. What follows from `rate` and `active` is kept for the next step
         with the same two tensors, so they must not be changed in place. The gradient may be overwritten.
         """
+        if loss_scale is None and self.config.name == "adamw" and gradient.device.type == "cpu":
+            return self._step_compiled(gradient, rate, active)
         squares = torch.segment_reduce(gradient.square(), "sum", lengths=self._widths, unsafe=True)
         norms = squares.new_zeros(self.num_entities).index_add_(0, self._entity, squares).view(-1, self._num_hosts)
         total, norms = norms.sum(0).sqrt_(), norms.sqrt()
@@ -171,6 +176,21 @@ class StackedOptimizer:
             self._factors = self._compute_factors(rate, active)
         _UPDATES[self.config.name](self, gradient, self._factors)
         return norms.flatten()
+
+    def _step_compiled(self, gradient: Tensor, rate: Tensor, active: Tensor | None) -> Tensor:
+        """The same by the compiled function, whose arguments but these are made once."""
+        if self._arguments is None:
+            config = self.config
+            numbers = (config.beta1, config.beta2, config.epsilon, config.weight_decay, config.max_gradient_norm)
+            vectors = [tensor.numpy() for tensor in (self.vector, self._mean, self._square, self._steps)]
+            rows = self._starts, self._owner.numpy(), self._entity.numpy()
+            every = np.ones(len(self._owner), dtype=bool)
+            self._arguments = vectors, rows, every, np.array(numbers), np.empty_like(vectors[0], shape=self._num_hosts)
+        vectors, rows, every, numbers, totals = self._arguments
+        norms = gradient.new_empty(self.num_entities)
+        learns = every if active is None else active.numpy() > 0
+        step_adamw(*vectors, gradient.numpy(), *rows, rate.numpy(), learns, numbers, norms.numpy(), totals)
+        return norms
 
     def _clip(self, gradient: Tensor, norms: Tensor) -> None:
         """Clip the gradient of every host with norms (N,), in place, as torch.nn.utils.clip_grad_norm_ does."""
@@ -207,16 +227,16 @@ class StackedOptimizer:
         self._square.lerp_(gradient.square_(), square_share)
         # mean / (sqrt(square) / correction + epsilon), with numerator and denominator times the correction
         scale = torch.sqrt(self._square, out=gradient).add_(self._spread(correction.mul_(config.epsilon)))
-        self._rows.mul_(factors.keep).addcdiv_(rate.mul_(self._mean), scale, value=-1.0)
+        self.vector.mul_(factors.keep).addcdiv_(rate.mul_(self._mean), scale, value=-1.0)
 
     def _sgd(self, gradient: Tensor, factors: _Factors) -> None:
-        change = gradient.add_(self._rows, alpha=self.config.weight_decay)
+        change = gradient.add_(self.vector, alpha=self.config.weight_decay)
         if factors.learning is None:
             self._mean.mul_(self.config.beta1).add_(change)
         else:
             momentum = 1 - factors.learning * (1 - self.config.beta1)
             self._mean.mul_(momentum).add_(change.mul_(factors.learning))
-        self._rows.sub_(self._spread(factors.per_row).mul_(self._mean))
+        self.vector.sub_(self._spread(factors.per_row).mul_(self._mean))
 
 
 _UPDATES = {"adamw": StackedOptimizer._adamw, "sgd": StackedOptimizer._sgd}

@@ -89,7 +89,7 @@ class Structure:
         self.operator = np.zeros((len(rng_seeds), len(self.sites)), dtype=np.int64)
         """Blend operator of every seed (N, S), an index into OPERATORS."""
         self._vectors: dict[int, Tensor] = {}
-        self._changed = True
+        self._changed, self._seeds = True, b""
 
     def _new_host(self, rng_seed: int) -> nn.Sequential:
         with preserved_rng():
@@ -198,6 +198,10 @@ class Structure:
 
     def sync_with_slots(self, slot_state: SlotState) -> bool:
         """Drop seeds and gates that the slots no longer hold and add missing gates; whether groups changed."""
+        seeds = b"".join(array.tobytes() for array in (slot_state.occupied, slot_state.blueprint, slot_state.style))
+        if seeds == self._seeds and not self._changed:
+            return False
+        self._seeds = seeds
         gated = slot_state.occupied & (_OPERATOR[slot_state.style] == OPERATORS.index("gate"))
         for key, group in list(self.groups.items()):
             slot, name = key
@@ -223,6 +227,13 @@ class Structure:
             return
         group, rows = self.groups[key], torch.from_numpy(np.flatnonzero(kept)).to(self.reference.device)
         group.hosts, group.parameters = group.hosts[kept], group.parameters.select(rows)
+
+    def count_seeds(self) -> np.ndarray:
+        """Number of parameters of the seed in every slot, gates included (N, S)."""
+        counts = np.zeros(self.operator.shape, dtype=np.int64)
+        for group in self.groups.values():
+            counts[group.hosts, group.slot] += group.parameters.rows.shape[1]
+        return counts
 
     def seeds_of(self, slot: int) -> SlotSeeds:
         """All seeds of a slot, as passes are planned from; valid until the groups change."""

@@ -1,0 +1,1 @@
+"""Hosts on the CPU as programs that one compiled function interprets, host by host."""
