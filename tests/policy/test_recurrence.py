@@ -187,6 +187,15 @@ def test_every_step_is_found_and_rows_are_filled(seed, steps):
     assert (rows - 1) * length <= 2 * (3 * steps + first.sum())
 
 
+def test_longer_rows_are_taken_where_they_need_fewer_entries():
+    """Episodes of 20, 10 and 12: rows of 20 hold one each, 60 entries; of two rows of 24 one holds 12 + reset + 10."""
+    first = np.zeros((42, 1), dtype=bool)
+    first[[0, 20, 30]] = True
+    segments = split_episodes(first)
+    assert segments is not None
+    assert segments.calls == ((24, 2),)
+
+
 def test_orthogonal_weights_and_zero_biases():
     core = Core(INPUTS, HIDDEN, "lstm")
     for gate in core.cell.weight_hh_l0.split(HIDDEN):

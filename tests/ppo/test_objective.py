@@ -188,7 +188,7 @@ def test_padded_beside_larger_hosts():
         for name in ("head_used", "has_choice"):
             assert (getattr(alone, name) == getattr(joined, name)[:steps, envs]).all()
             assert not getattr(joined, name)[steps:, envs].any()
-        own = [weight[:steps, envs] for weight in weights[:4]]
+        own = [weight[:steps, envs] for weight in weights[:-1]]
         alone = replace(alone, advantage=joined.advantage[:steps, envs])
         assert weights.contribution is not None
         apart.append((alone, type(weights)(*own, contribution=weights.contribution[:steps, envs, :slots])))

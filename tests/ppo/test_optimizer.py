@@ -8,7 +8,7 @@ import torch
 from helpers.rollouts import flat_agent, growth_agent, play, stir
 
 from simic.ppo.config import PPOConfig
-from simic.ppo.optimizer import make_optimizer
+from simic.ppo.optimizer import FusedAdamW, load_optimizer, make_optimizer
 
 ONE_STEP: dict[str, Any] = {"ppo_epochs": 1, "num_minibatches": 1}
 
@@ -110,3 +110,28 @@ def test_a_state_saved_with_other_kernels_loads():
         agent.update(rollout)
     for name, value in parameters(old).items():
         assert torch.allclose(value, parameters(new)[name], atol=1e-6), name
+
+
+def test_the_direct_step_is_that_of_torch():
+    """To the last bit, with weight decay in one group, a parameter that gets gradients later, and a saved state."""
+    agent = stir(flat_agent())
+    config = PPOConfig(adam_epsilon=1e-3, learning_rate=0.2, critic_weight_decay=0.1)
+    own = make_optimizer(agent.plain, config)
+    assert isinstance(own, FusedAdamW)
+    parameters_ = [p for group in own.param_groups for p in group["params"]]
+    twins = {p: torch.nn.Parameter(p.detach().clone()) for p in parameters_}
+    groups = [group | {"params": [twins[p] for p in group["params"]]} for group in own.param_groups]
+    theirs = torch.optim.AdamW(groups)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(4):
+        for index, (p, twin) in enumerate(twins.items()):
+            if index or step > 1:
+                p.grad = torch.randn(p.shape, generator=generator)
+                twin.grad = p.grad.clone()
+        own.step()
+        theirs.step()
+        if step == 2:
+            load_optimizer(own, own.state_dict())
+        for p, twin in twins.items():
+            assert torch.equal(p, twin)
+    assert [own.state[p]["step"].item() for p in parameters_[:2]] == [2, 4]

@@ -332,7 +332,8 @@ def make_normalizers(sizes: Mapping[str, int], config: PolicyConfig) -> nn.Modul
 
 def pad_rows(rows: Tensor, width: int) -> Tensor:
     """Pad the last axis to `width`."""
-    return F.pad(rows, (0, width - rows.shape[-1]))
+    missing = width - rows.shape[-1]
+    return F.pad(rows, (0, missing)) if missing else rows
 
 
 def _plain_index() -> Tensor:

@@ -104,9 +104,9 @@ def split_pieces(first: np.ndarray, row: np.ndarray, device: torch.device | None
     source, back = _index(entry, step, num_steps * num_rows)
     resets = None
     if not leading.all():
-        resets = torch.zeros(len(source), 1)
-        resets[(begin[~leading] - 1) * num_rows + place[~leading]] = 1.0
-        resets = resets.to(device)
+        column = np.zeros((len(source), 1), dtype=np.float32)
+        column[(begin[~leading] - 1) * num_rows + place[~leading]] = 1.0
+        resets = torch.from_numpy(column).to(device)
     return EpisodeSegments(((num_steps, num_rows),), *_to_tensors(device, source, back, state_row, carries), resets)
 
 
@@ -156,26 +156,35 @@ def _pack(segments: _Segments, longest_row: int) -> tuple[np.ndarray, np.ndarray
     A fused kernel is built for each new shape, which takes longer than to run it: rounded, shapes repeat.
     """
     shortest = _round_up(int(segments.length.max()), (4, 4))
-    best: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None = None
+    order = np.lexsort((-segments.length, ~segments.carries)).tolist()
+    length, carries = segments.length.tolist(), segments.carries.tolist()
+    total = sum(length)
+    best, fewest = None, 0
     for steps in sorted({min(shortest + extra, longest_row) for extra in range(0, 32, 4)}):
-        place, begin, rows = _fill_rows(segments, steps)
+        # Segments and the reset steps between those of a row: no packing has fewer rows.
+        least = _round_up(-(-(total + len(length)) // (steps + 1)), *ROW_UNITS)
+        if best is not None and steps * least >= fewest:
+            continue
+        place, begin, rows = _fill_rows(order, length, carries, steps)
         rows = _round_up(rows, *ROW_UNITS)
-        if best is None or steps * rows < best[2][0] * best[2][1]:
-            best = np.array(place), np.array(begin), (steps, rows)
+        if best is None or steps * rows < fewest:
+            best, fewest = (np.array(place), np.array(begin), (steps, rows)), steps * rows
     assert best is not None
     return best
 
 
-def _fill_rows(segments: _Segments, num_steps: int) -> tuple[list[int], list[int], int]:
+def _fill_rows(
+    order: list[int], length: list[int], carries: list[bool], num_steps: int
+) -> tuple[list[int], list[int], int]:
     """The row of each segment and its first step there, and the number of rows of `num_steps`.
 
-    Segments that carry a state begin a row. The others follow, the longest first, where they leave the least room.
+    Segments that carry a state begin a row, and come first in `order`. The others follow, the longest first, where they
+    leave the least room.
     """
-    length, carries = segments.length.tolist(), segments.carries.tolist()
     place, begin = [0] * len(length), [0] * len(length)
     rooms: list[tuple[int, int]] = []  # steps that are left behind a reset step, and the row, sorted
     num_rows = 0
-    for segment in np.lexsort((-segments.length, ~segments.carries)).tolist():
+    for segment in order:
         needed = length[segment]
         found = len(rooms) if carries[segment] else bisect_left(rooms, (needed, 0))
         if found == len(rooms):
@@ -213,7 +222,7 @@ def _to_tensors(
 
 def _round_up(count: int, *units: tuple[int, int]) -> int:
     """A multiple of the unit of the last limit that is below the number, itself up to the first limit."""
-    unit = max((unit for limit, unit in units if count > limit), default=1)
+    unit = max([1, *[unit for limit, unit in units if count > limit]])
     return -(-count // unit) * unit
 
 

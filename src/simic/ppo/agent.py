@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,12 +140,11 @@ class PPOAgent:
             terms = self.backward(minibatch, entropy_weights)
             measured["kl"] = terms.kl
             norms = clip_gradients(self._parameters, self._membership, self.config)
-            # One transfer from the device per step.
-            kl, finite = torch.stack([terms.kl, terms.loss.isfinite() & norms[0].isfinite()]).tolist()
+            kl, loss, norm = torch.stack([terms.kl, terms.loss, norms[0]]).tolist()  # one transfer from the device
             if self.schedule.should_stop(kl):
                 stopped = True
                 break
-            if self._step(bool(finite)):
+            if self._step(isfinite(loss) and isfinite(norm)):
                 steps.append((terms, norms))
             else:
                 skipped += 1

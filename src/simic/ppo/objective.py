@@ -22,15 +22,24 @@ MAX_ALARMS = 5
 class Weights(NamedTuple):
     """Weights whose weighted sums are means over a minibatch, whatever micro-batches it is computed in."""
 
-    policy: Tensor  # (T, N) free decisions
-    heads: Tensor  # (T, N, H) free decisions that use a head
+    joint_and_heads: Tensor  # (T, N, 1 + H) free decisions, and those of them that use each head
     entropy: Tensor  # (T, N, H) decisions in which a head had a choice
     value: Tensor  # (T, N) valid decisions
     contribution: Tensor | None  # (T, N, S) known contributions
 
+    @property
+    def policy(self) -> Tensor:
+        """Of free decisions (T, N)."""
+        return self.joint_and_heads[..., 0]
+
+    @property
+    def heads(self) -> Tensor:
+        """Of free decisions that use each head (T, N, H)."""
+        return self.joint_and_heads[..., 1:]
+
     def environments(self, index: Tensor) -> Weights:
         """The part of some environments, by an index on the CPU."""
-        here = index.to(self.policy.device)
+        here = index.to(self.value.device)
         return Weights(*(None if part is None else part[:, here] for part in self))  # pyright: ignore[reportArgumentType]
 
 
@@ -52,13 +61,11 @@ def mean_weights(minibatch: Batch) -> Weights:
     rollout, contribution = minibatch.rollout, None
     if rollout.contribution is not None:
         contribution = losses.mean_weights(rollout.contribution.isfinite() & rollout.valid.unsqueeze(-1))
-    return Weights(
-        policy=losses.mean_weights(minibatch.free),
-        heads=losses.head_mean_weights(minibatch.head_used),
-        entropy=losses.head_mean_weights(minibatch.has_choice),
-        value=losses.mean_weights(rollout.valid),
-        contribution=contribution,
-    )
+    heads = minibatch.head_used.shape[-1]
+    masks = [minibatch.free.unsqueeze(-1), minibatch.head_used, rollout.valid.unsqueeze(-1), minibatch.has_choice]
+    each = losses.head_mean_weights(torch.cat(masks, -1))  # in one call
+    joint_and_heads, value, entropy = each.split([1 + heads, 1, heads], -1)
+    return Weights(joint_and_heads, entropy, value.squeeze(-1), contribution)
 
 
 def ppo_terms(
@@ -99,15 +106,17 @@ def ppo_terms(
     )
     with torch.no_grad():
         outside = (log_ratio.exp() - 1).abs() > config.clip_range
+        log_ratios = torch.cat([log_ratio.unsqueeze(-1), head_log_ratio], -1)  # (T, N, 1 + H)
+        kl = (losses.kl_estimate(log_ratios) * weights.joint_and_heads).sum((0, 1))  # (1 + H,)
         return Terms(
             loss=loss,
             policy_loss=policy_loss,
             value_loss=value_loss,
             auxiliary_loss=auxiliary,
-            kl=(losses.kl_estimate(log_ratio) * weights.policy).sum(),
+            kl=kl[0],
             clip_fraction=(outside * weights.policy).sum(),
             head_entropy=head_entropy,
-            head_kl=(losses.kl_estimate(head_log_ratio) * weights.heads).sum((0, 1)),
+            head_kl=kl[1:],
         )
 
 
