@@ -33,7 +33,12 @@ Device = Literal["cpu", "cuda", "mps", "xpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run."""
+    """A training run.
+
+    >>> config = simic.RunConfig(task="mixed", updates=8, reward=simic.RewardConfig(scheme="shaped"))
+    >>> replace(config, updates=16).task
+    'mixed'
+    """
 
     task: str = field(default="mlp", metadata={"choices": lambda: (*FAMILIES, *TASKS)})
     """The task family that hosts are drawn from, or a single task."""
@@ -174,7 +179,7 @@ class Preset(NamedTuple):
 PRESETS: dict[str, Preset] = {
     "quick": Preset(
         "About a minute on 2 CPU cores.",
-        RunConfig(updates=16, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3)),
+        RunConfig(updates=24, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3)),
     ),
     "standard": Preset(
         "About 45 minutes on 2 CPU cores.",
