@@ -26,15 +26,15 @@ class LitCNN(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
-def main(host_epochs=30, controller="heuristic"):
+def main(host_epochs=30, controller="heuristic"):  # 2
     seed_everything(0)
     images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
     train, val = random_split(TensorDataset(images.float().view(-1, 1, 8, 8) / 16, labels), (1397, 400))
-    growth = GrowthCallback(slots=["0", "1"], controller=controller)  # 2
-    trainer = Trainer(max_epochs=host_epochs, logger=False, enable_checkpointing=False, callbacks=[growth])  # 3
+    growth = GrowthCallback(slots=["0", "1"], controller=controller, verbose=True)  # 3
+    trainer = Trainer(max_epochs=host_epochs, logger=False, enable_checkpointing=False, callbacks=[growth])  # 4
     trainer.fit(LitCNN(), DataLoader(train, batch_size=50, shuffle=True), DataLoader(val, batch_size=400))
-    return growth.model  # 4
+    return growth.model  # 5
 
 
 if __name__ == "__main__":
-    main().print_growth()  # 5
+    main()

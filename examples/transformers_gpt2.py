@@ -5,14 +5,14 @@ from pydoc_data.topics import topics
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from simic.integrations.transformers import attach
+from simic.integrations.transformers import attach  # 1
 
 LENGTH, TEXT = 32, "".join(topics.values())[:40_000]
 ALPHABET = sorted(set(TEXT))
 
 
-def main(epochs: int = 10, controller="heuristic", folder: str = "runs/transformers_gpt2"):
-    """Train and grow; the folder then holds checkpoints that a second run could resume."""
+def main(epochs: int = 10, folder: str = "runs/transformers_gpt2"):
+    """Train; the folder then holds checkpoints that a second run could resume."""
     torch.manual_seed(0)
     tokens = torch.tensor([ALPHABET.index(letter) for letter in TEXT]).split(LENGTH)[:-1]
     data = [{"input_ids": row, "labels": row} for row in tokens]
@@ -30,10 +30,10 @@ def main(epochs: int = 10, controller="heuristic", folder: str = "runs/transform
         use_cpu=True,
     )
     trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=data[::2], eval_dataset=data[1::10])
-    growth = attach(trainer, controller=controller)  # 1. let it grow: seeds, optimizer and checkpoints follow
+    growth = attach(trainer, controller="heuristic")  # 2: let it grow; seeds, optimizer and checkpoints follow
     trainer.train()
-    growth.model.print_growth()  # 2. see what has grown; growth.export() is a plain network without simic
-    return growth
+    growth.model.print_growth()  # 3: see what has grown; growth.export() is a plain network without simic
+    return trainer
 
 
 if __name__ == "__main__":

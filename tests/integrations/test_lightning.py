@@ -4,6 +4,7 @@ import csv
 import threading
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from helpers.lightning_runs import (
@@ -517,6 +518,35 @@ def test_the_horizon_is_the_number_of_validations(settings, expected, tmp_path):
     callback = scripted()
     fit(tmp_path, LitNet(), callback, Stop(), **settings)
     assert found[0] == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("loader", "settings", "expected"),
+    [
+        (train_data(), {}, 48),
+        (train_data(), {"limit_train_batches": 2}, 32),
+        (DataLoader(TensorDataset(X[:20], Y[:20]), batch_size=16, shuffle=True), {}, 20),
+        ({"one": train_data(), "other": train_data()}, {}, None),
+    ],
+)
+def test_controllers_are_told_the_number_of_training_samples(loader, settings, expected, tmp_path):
+    class FirstOfSeveral(LitNet):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["one"] if isinstance(batch, dict) else batch, batch_idx)
+
+    callback = scripted(controller="wait")
+    make_trainer(tmp_path, callback, max_epochs=1, enable_checkpointing=False, **settings).fit(
+        FirstOfSeveral(), loader, val_data()
+    )
+    assert callback.growth.train_samples == expected
+    told = callback.growth.facts().train_samples.tolist()
+    assert told == [expected] if expected else np.isnan(told).all()
+
+
+def test_a_number_of_training_samples_that_is_given_counts(tmp_path):
+    callback = scripted(controller="wait", train_samples=7)
+    fit(tmp_path, LitNet(), callback, max_epochs=1)
+    assert callback.growth.facts().train_samples.tolist() == [7]
 
 
 # How the input is found.

@@ -294,3 +294,19 @@ def test_a_checkpoint_of_another_callback_is_refused(tmp_path):
     other = scripted(slots=["body"], controller=ScriptedController({0: Action("germinate", "body", "mlp")}))
     with pytest.raises(ValueError, match="the checkpoint's slots are"):
         make_trainer(tmp_path, other, max_epochs=8).fit(LitNet(), train_data(), val_data(), ckpt_path=path)
+
+
+def test_a_checkpoint_of_other_slots_is_refused_although_nothing_had_grown(tmp_path):
+    """Its weights would fit; what controller and history remember would not. Refused before the first batch."""
+    trainer = make_trainer(tmp_path, GrowthCallback(["stem", "body"], "wait"), max_epochs=2)
+    trainer.fit(LitNet(), train_data(), val_data())
+    trainer.save_checkpoint(tmp_path / "ungrown.ckpt")
+    other, module = GrowthCallback(["body"], "wait"), LitNet()
+    again = make_trainer(tmp_path, other, max_epochs=4)
+    with pytest.raises(ValueError, match=r"growth has the slots \['stem', 'body'\], here they are \['body'\]; build"):
+        again.fit(module, train_data(), val_data(), ckpt_path=tmp_path / "ungrown.ckpt")
+    assert again.fit_loop.epoch_loop.batch_progress.current.ready == 0
+    # Tested, it is a network like any other.
+    (expected,) = trainer.test(LitNet(), val_data(), ckpt_path=tmp_path / "ungrown.ckpt", verbose=False)
+    fresh = make_trainer(tmp_path, GrowthCallback(["body"], "wait"))
+    assert fresh.test(LitNet(), val_data(), ckpt_path=tmp_path / "ungrown.ckpt", verbose=False) == [expected]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="make test-integrations installs it")
-from helpers.tiny_trainer import FIRST, PLAN, SECOND, grow, logged, logits, make_data, make_model, make_trainer
+from helpers.tiny_trainer import FIRST, IDS, PLAN, SECOND, grow, logged, logits, make_data, make_model, make_trainer
+from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from simic import Action, HeuristicConfig, HeuristicController, LifecycleConfig, ScriptedController, Stage
@@ -395,6 +396,26 @@ def test_the_horizon_is_the_number_of_evaluations(tmp_path):
         assert growth.scheduler is not None
         horizons.append(growth.scheduler.horizon)
     assert horizons == [2, 3, 3]
+
+
+class Stream(IterableDataset):
+    """Training data of unknown length."""
+
+    def __iter__(self):
+        return iter(make_data(32, 1))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "expected"),
+    [(make_data(32, 1), {}, [32]), (make_data(32, 1), {"train_samples": 7}, [7]), (Stream(), {}, None)],
+)
+def test_controllers_are_told_the_number_of_training_samples(tmp_path, dataset, settings, expected):
+    trainer = make_trainer(tmp_path, trainer={"train_dataset": dataset}, max_steps=2, save_strategy="no")
+    growth = attach(trainer, [FIRST], controller="wait", example_input={"input_ids": IDS}, **settings)
+    trainer.train()
+    assert growth.scheduler is not None
+    told = growth.scheduler.facts().train_samples
+    assert told.tolist() == expected if expected else np.isnan(told).all()
 
 
 def test_settings_of_model_and_scheduler_are_passed_on(tmp_path):

@@ -123,6 +123,19 @@ def test_a_checkpoint_of_other_slots_or_another_controller_is_refused(tmp_path):
         trainer.train(resume_from_checkpoint=True)
 
 
+def test_a_checkpoint_of_other_slots_is_refused_although_nothing_had_grown(tmp_path):
+    """Its weights would fit; what controller and history remember would not."""
+    trainer = make_trainer(tmp_path, num_train_epochs=1)
+    attach(trainer, [FIRST, SECOND], controller="wait")
+    trainer.train()
+    trainer = make_trainer(tmp_path, num_train_epochs=2)
+    attach(trainer, [SECOND], controller="wait")
+    with pytest.raises(
+        ValueError, match=rf"growth has the slots \['{FIRST}', '{SECOND}'\], here they are \['{SECOND}'\]; build"
+    ):
+        trainer.train(resume_from_checkpoint=True)
+
+
 def test_the_last_complete_checkpoint_is_found(tmp_path):
     assert last_complete_checkpoint(tmp_path / "nothing") is None
     assert last_complete_checkpoint(tmp_path) is None

@@ -122,3 +122,23 @@ def test_sharded_models_are_known_by_name(wrapper):
         make_scheduler(GrowableModel(wrapper(make_host()), ["0.1"], example_input=X))
     with pytest.raises(ValueError, match=f"the model is wrapped in {wrapper.__name__}"):
         make_scheduler(wrapper(make_model()))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's compiler
+def test_one_graph_for_everything_is_refused_with_the_reason(group_of_one):
+    """Without fullgraph=True the same model compiles, in one graph that ends before the hook."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = make_model()
+    with pytest.raises(
+        RuntimeError, match=r"(?s)seeds are averaged over processes.* compile .* without fullgraph=True"
+    ):
+        torch.compile(model, backend=backend, fullgraph=True)(X)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(3):
+        assert torch.equal(compiled(X), model(X))
+    assert len(graphs) == 1

@@ -100,8 +100,8 @@ def test_a_training_appears_in_the_views(tmp_path):
     assert [entry["status"] for entry in run_list(tmp_path)] == ["running"]
     write_run_report(run, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "5 updates are recorded of 12; growth on Sequential" in page
-    assert "All updates" in page  # not in halves: the seed that germinated in the first is pruned in the second
+    assert "5 decisions are recorded of 12; growth on Sequential" in page
+    assert "All decisions" in page  # not in halves: the seed that germinated in the first is pruned in the second
 
 
 def decisions(run: Path) -> list[int]:

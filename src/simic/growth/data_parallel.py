@@ -88,9 +88,18 @@ def unwrap_model(model: Any) -> tuple[Any, DistributedDataParallel | None]:
     return model, ddp
 
 
-@torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] - the public one would import the compiler now
 def watch_output(model: GrowableModel, output: Any) -> None:
     """Called with every output of a model in a process group: its backward pass ends with an average, where due."""
+    if torch.compiler.is_compiling():  # with fullgraph=True this is the error
+        torch._dynamo.graph_break(
+            msg="seeds are averaged over processes by a hook on the output, which no graph can hold: in a process "
+            "group, compile a model that grows without fullgraph=True"
+        )
+    _watch_output(model, output)
+
+
+@torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] - the public one would import the compiler now
+def _watch_output(model: GrowableModel, output: Any) -> None:
     ddp, link = DistributedDataParallel._get_active_ddp_module(), _LINKS.setdefault(model, _Link())
     group, averages = distributed.group.WORLD, False
     if isinstance(ddp, DistributedDataParallel):

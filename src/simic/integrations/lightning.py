@@ -43,7 +43,7 @@ from simic.integrations.lightning_wrapping import (
     rebuild,
     wrap_part,
 )
-from simic.integrations.settings import split_settings
+from simic.integrations.settings import dataset_size, split_settings
 from simic.lifecycle.stages import LIVE, Stage
 from simic.scheduler.scheduler import Decision, GrowthScheduler
 from simic.scheduler.validation import check_metric
@@ -55,21 +55,30 @@ Module = TypeVar("Module", bound=LightningModule)
 class GrowthCallback(Callback):
     """Grows a submodule of the LightningModule: one decision after every validation.
 
-    `module` names the submodule; without it, it is the GrowableModel that the LightningModule holds, or else its only
-    submodule with parameters, which is wrapped when a run starts. Its example input is `example_input`, or is found by
-    the module's `example_input_array` or by a step on the first batch.
-
-    `monitor` is the logged value by which seeds are judged, any metric. Lower is better unless `mode` is "max", the
-    default of "val_accuracy". To measure a seed's contribution, the validation is run again without it, on at most
-    `max_batches` batches of every dataloader. Where several optimizers train the submodule, `optimizer` is the index of
-    the one that trains seeds too. `horizon` follows from the trainer's limits by default. With `log`, the number of
-    parameters, seeds by stage, and alpha and contribution of every seed are logged as growth/.... A `log_directory` is
-    the `log` of GrowthScheduler: a run that `simic watch` shows.
-
-    Other settings are passed on: `slots` and `lifecycle` to `GrowableModel`, `controller` and `governor` to
-    `GrowthScheduler`, `rng_seed` to both, and every further keyword to the one that has it.
-
     After the start, `model` is the GrowableModel and `growth` its GrowthScheduler, with the decisions of this run.
+
+    Args:
+        slots, controller, rng_seed: As for `GrowableModel` and `GrowthScheduler`.
+        module: The name of the submodule. Without it, it is the GrowableModel that the LightningModule holds, or else
+            its only submodule with parameters, which is wrapped when a run starts.
+        example_input: By default the module's `example_input_array`, or found by a step on the first batch.
+        monitor: The logged value by which seeds are judged, any metric.
+        mode: "min", or "max", which is the default of "val_accuracy".
+        max_batches: To measure a seed's contribution, the validation is run again without it, on at most so many
+            batches of every dataloader.
+        optimizer: Where several optimizers train the submodule, the index of the one that trains seeds too.
+        horizon: Follows from the trainer's limits by default.
+        log: Log the number of parameters, seeds by stage, and alpha and contribution of every seed as growth/....
+        log_directory: The `log` of GrowthScheduler: a run that `simic watch` shows.
+        settings: Passed on: `lifecycle` to `GrowableModel`, `governor` to `GrowthScheduler`, and every further keyword
+            to the one that has it.
+
+    Raises:
+        ValueError, TypeError: A setting is out of range or belongs to neither.
+
+    Example:
+        >>> from simic.integrations.lightning import GrowthCallback
+        >>> callback = GrowthCallback(slots="linear", monitor="val_accuracy")  # lightning.Trainer(callbacks=[callback])
     """
 
     def __init__(
@@ -186,9 +195,11 @@ class GrowthCallback(Callback):
         return state if state is not None and set(state["seed_groups"]) == set(self.model.grown_slots) else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Plan for as many decisions as validations are expected."""
+        """Plan for as many decisions as validations are expected, and count the samples: now the data are loaded."""
         if self.horizon is None:
             self.growth.horizon = count_validations(trainer)
+        if "train_samples" not in self._scheduler_settings:
+            self.growth.train_samples = count_samples(trainer)
 
     def _choose_optimizer(self, optimizers: Sequence[Optimizer]) -> Optimizer:
         own = set(self.model.parameters())
@@ -311,6 +322,15 @@ def count_validations(trainer: Trainer) -> int:
         steps_per_epoch = -(-batches // trainer.accumulate_grad_batches)
         limits.append(trainer.max_steps * batches // (steps_per_epoch * every))
     return int(min(limits, default=0))
+
+
+def count_samples(trainer: Trainer) -> int | None:
+    """Samples that an epoch trains on, over all processes; None if that is not known, as with several dataloaders."""
+    loader, batches = trainer.train_dataloader, trainer.num_training_batches
+    size, batch_size = dataset_size(getattr(loader, "dataset", None)), getattr(loader, "batch_size", None)
+    if size is None or batch_size is None or batches == float("inf"):
+        return size
+    return min(size, int(batches) * batch_size * trainer.world_size)
 
 
 def load_from_checkpoint(

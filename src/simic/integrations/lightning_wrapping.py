@@ -216,7 +216,12 @@ def _steps(trainer: Trainer, module: LightningModule) -> list[tuple[str, Any]]:
         TrainerFn.PREDICTING: [("predict_step", trainer.predict_loop._data_source)],
     }
     steps = sources[trainer.state.fn] if trainer.state.fn is not None else []
-    return [(step, source) for step, source in steps if source.is_defined() and is_overridden(step, module)]
+    # Lightning's own predict_step calls the module; the other steps do nothing unless the user writes them.
+    return [
+        (step, source)
+        for step, source in steps
+        if source.is_defined() and (step == "predict_step" or is_overridden(step, module))
+    ]
 
 
 def _few_samples(part: nn.Module, example: ExampleInput, batch_size: int | None) -> ExampleInput:

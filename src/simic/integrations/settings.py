@@ -1,4 +1,4 @@
-"""Keywords that an integration takes for GrowableModel and GrowthScheduler and passes on."""
+"""What integrations tell GrowableModel and GrowthScheduler: keywords that are passed on, and the size of a dataset."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def split_settings(taker: str, settings: Mapping[str, Any]) -> tuple[dict[str, A
         raise TypeError(f"{taker} has no setting {', '.join(sorted(unknown))}; those passed on are {names}")
     model, scheduler = ({name: value for name, value in settings.items() if name in names} for names in known)
     return model, scheduler
+
+
+def dataset_size(dataset: Any) -> int | None:
+    """The number of samples of a dataset, for `train_samples`; None of one that does not tell, such as a stream."""
+    try:
+        return len(dataset) or None
+    except (TypeError, NotImplementedError):  # torch's own streams have a `__len__` that raises the one or the other
+        return None

@@ -36,7 +36,7 @@ from simic.growth.export import LiveSeeds
 from simic.growth.in_place import grow_in_place
 from simic.growth.model import GrowableModel
 from simic.growth.slot_patterns import Slots
-from simic.integrations.settings import split_settings
+from simic.integrations.settings import dataset_size, split_settings
 from simic.integrations.transformers_checks import check_trainer, example_of
 from simic.integrations.transformers_evaluation import TrainerEvaluation
 from simic.scheduler.scheduler import Decision, GrowthScheduler
@@ -57,17 +57,34 @@ def attach(
     max_eval_samples: int | None = None,
     **settings: Any,
 ) -> TrainerGrowth:
-    """Let the model of a Trainer grow while it trains: one decision after every evaluation.
+    """Let the model of a transformers Trainer grow while it trains: one decision after every evaluation.
 
     Call it after the Trainer is built and before `train`, `evaluate` or a load; a script that resumes calls it the same
-    way. `slots` and `example_input` (by default two training samples) are GrowableModel's, `controller` is
-    GrowthScheduler's; `horizon` is by default the number of planned evaluations and `rng_seed` that of the training
-    arguments. Every further keyword, such as `lifecycle`, `freeze_host`, `max_growth`, `governor` or `verbose`, is
-    passed on to the one of the two that has it.
+    way. Contributions are measured on the evaluation dataset by `metric_for_best_model` (by default the loss; any
+    metric that `greater_is_better` describes), which costs one evaluation per live seed and decision.
 
-    Contributions are measured on the evaluation dataset by `metric_for_best_model` (by default the loss; any metric
-    that `greater_is_better` describes), which costs one evaluation per live seed and decision; `max_eval_samples`
-    bounds its size, `max_ablations` the number of seeds.
+    Args:
+        trainer: The Trainer.
+        slots: As for `GrowableModel`.
+        controller: As for `GrowthScheduler`.
+        example_input: By default two training samples.
+        rng_seed: By default that of the training arguments.
+        horizon: By default the number of planned evaluations.
+        max_eval_samples: Measure contributions on at most so many samples.
+        settings: `lifecycle`, `freeze_host`, `max_growth`, `governor`, `verbose` and so on are passed on to the one of
+            `GrowableModel` and `GrowthScheduler` that has it.
+
+    Returns:
+        An object with `model` (print_growth), `scheduler` and `export`.
+
+    Raises:
+        ValueError: The Trainer cannot grow its model, for instance under FSDP or DeepSpeed; the error says why.
+
+    Example::
+
+        trainer = transformers.Trainer(model, args, train_dataset=train, eval_dataset=val)
+        growth = attach(trainer, slots="auto", max_growth=2.0)
+        trainer.train()
     """
     check_trainer(trainer)
     rng_seed = trainer.args.seed if rng_seed is None else rng_seed
@@ -76,6 +93,7 @@ def attach(
     of_model, of_scheduler = split_settings("attach", settings | {"rng_seed": rng_seed})
     example = example_of(trainer) if example_input is None else example_input
     make_growable = partial(grow_in_place, slots=slots, example_input=example, **of_model)
+    of_scheduler.setdefault("train_samples", dataset_size(trainer.train_dataset))
     make_scheduler = partial(GrowthScheduler, controller=controller, **of_scheduler)
     return TrainerGrowth(trainer, make_growable, make_scheduler, TrainerEvaluation(trainer, max_eval_samples), horizon)
 

@@ -57,12 +57,14 @@ def check_settings(controller: Any, evaluate: Any, horizon: Any, governor: Any, 
         raise TypeError(f"governor must be True, False or a GovernorConfig, got {governor!r}")
 
 
-def check_costs(evaluate_every: Any, max_ablations: Any) -> None:
-    """Raise unless these are a number of decisions and a number of seeds, or None for all seeds."""
+def check_counts(evaluate_every: Any, max_ablations: Any, train_samples: Any) -> None:
+    """Raise unless these are numbers of decisions, of seeds (None for all) and of samples (None if not known)."""
     if not isinstance(evaluate_every, Integral) or evaluate_every < 1:
         raise ValueError(f"evaluate_every must be a number of decisions, at least 1, got {evaluate_every!r}")
     if max_ablations is not None and (not isinstance(max_ablations, Integral) or max_ablations < 1):
         raise ValueError(f"max_ablations must be a number of seeds, at least 1, or None for all, got {max_ablations!r}")
+    if train_samples is not None and (not isinstance(train_samples, Integral) or train_samples < 1):
+        raise ValueError(f"train_samples must be a number of samples, at least 1, or None, got {train_samples!r}")
 
 
 def refuse_sharded(model: GrowableModel) -> None:

@@ -53,7 +53,13 @@ class StageChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What one `step` observed and did."""
+    """What one `GrowthScheduler.step` observed and did; `print` tells it in one line.
+
+    >>> growth = GrowthScheduler(model, optimizer, "wait", evaluate=validate)
+    >>> train_epoch()
+    >>> growth.step().action.op
+    'wait'
+    """
 
     index: int
     val_loss: float = math.nan

@@ -27,7 +27,11 @@ LOGGER = logging.getLogger("simic")
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthEvent:
-    """A seed that was germinated, fossilized or pruned; what a hook gets."""
+    """A seed that was germinated, fossilized or pruned; what a hook gets.
+
+    >>> hook = lambda event: print(event.kind, event.slot, event.blueprint, event.change.contribution)
+    >>> growth = GrowthScheduler(model, optimizer, evaluate=validate, on_fossilize=hook)
+    """
 
     kind: str
     """germinate, fossilize or prune."""

@@ -64,6 +64,22 @@ def open_log(
     return GrowthLog(path, model, {"controller": type(controller).__name__} | settings)
 
 
+@contextmanager
+def closing_log(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Write to a log how the training in this block ended, instead of waiting for the end of its model."""
+    status, reason = "done", ""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        status, reason = ("stopped", "interrupted") if stopped else ("failed", f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        log = None if directory is None else _open.get(Path(directory).resolve())
+        if log is not None:
+            log.close(status, reason)
+
+
 class GrowthLog:
     """Writes the decisions of one scheduler, until its model or the process ends. If that fails, training goes on."""
 

@@ -6,21 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from simic.lifecycle.stages import Stage
+from simic.lifecycle.stages import STAGE_COLOURS, Stage
 from simic.scheduler.decision import Decision
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {
-    Stage.GERMINATED: "#E69F00",
-    Stage.TRAINING: "#CC79A7",
-    Stage.BLENDING: "#56B4E9",
-    Stage.HOLDING: "#1A80C4",
-    Stage.FOSSILIZED: "#009E73",
-}
-"""Of the stages in which a slot holds a seed; safe for colour blindness."""
 _LABELS = 40  # slots that are still readable as labels of an axis
 
 
@@ -48,7 +40,7 @@ def stage_bars(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> l
         times = [first, *(epoch for epoch, _ in own), last]
         stages = [own[0][1].old, *(change.new for _, change in own)] if own else [stage]
         bars += [Bar(slot, held, *span) for held, span in zip(stages, pairwise(times), strict=True)]
-    return [bar for bar in bars if bar.stage in COLOURS and bar.end > bar.start]
+    return [bar for bar in bars if bar.stage in STAGE_COLOURS and bar.end > bar.start]
 
 
 def plot_growth(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> Figure:
@@ -79,7 +71,7 @@ def plot_growth(decisions: Sequence[Decision], present: Mapping[str, Stage]) -> 
 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar], slots: Sequence[str]) -> None:
-    for stage, colour in COLOURS.items():
+    for stage, colour in STAGE_COLOURS.items():
         own = [bar for bar in bars if bar.stage == stage]
         if own:
             starts, lengths = [bar.start for bar in own], [bar.end - bar.start for bar in own]

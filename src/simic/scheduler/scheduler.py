@@ -22,7 +22,7 @@ from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
 from simic.scheduler.acting import action_limit, take_actions
-from simic.scheduler.checks import ArgumentCheck, check_costs, check_settings, refuse_sharded
+from simic.scheduler.checks import ArgumentCheck, check_counts, check_settings, refuse_sharded
 from simic.scheduler.contributions import ContributionMeter, Evaluate
 from simic.scheduler.decision import Decision, count_parameters, encode_decision, seed_parameters, stage_changes
 from simic.scheduler.events import LOGGER, Announcer, Hook
@@ -35,7 +35,7 @@ from simic.scheduler.model_governor import ModelGovernor, judge
 from simic.scheduler.parameter_groups import ParameterGroups
 from simic.scheduler.plot import plot_growth
 from simic.scheduler.ranks import Ranks
-from simic.scheduler.scheduler_state import VERSION, check_state, read_decisions, upgrade
+from simic.scheduler.scheduler_state import VERSION, check_seeds, check_state, read_decisions, upgrade
 from simic.scheduler.training_meter import TrainingMeter
 from simic.scheduler.unwrap import unwrap
 from simic.scheduler.usage import StepUsage
@@ -46,26 +46,45 @@ if TYPE_CHECKING:
 
 
 class GrowthScheduler:
-    """Once per host epoch, `step` observes, decides and acts; the optimizer always trains what the model holds.
+    """Growth as one object beside the optimizer: once per host epoch, `step` observes, decides and acts.
 
-    `model` may also be what torch.compile or DistributedDataParallel made of a GrowableModel. Several processes then
-    each build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides (see `Ranks`).
+    The optimizer always trains what the model holds: groups for seeds come and go, and learning-rate schedulers follow.
 
-    `evaluate` returns {"val_loss": ..., "val_accuracy": ...} of the model on validation data (either may be missing),
-    or any other metrics by name, of which `metric` names the one that counts and `mode` says whether it is better when
-    it is lower ("min") or higher ("max"). The modules it calls are in evaluation mode meanwhile. With it, contributions
-    are measured by switching seeds off; without it no seed can be fossilized. Instead of a number it may return several
-    values, one per batch or sample: their mean counts, and contributions get a standard error.
-    A step calls `evaluate` once, and once more for each live seed and for one fossil. `evaluate_every=k` measures
-    contributions at every k-th decision only, `max_ablations=m` those of at most m seeds at a time, in turn.
+    Args:
+        model: A GrowableModel, or what torch.compile or DistributedDataParallel made of one. Several processes each
+            build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides.
+        optimizer: Any torch optimizer of the model's parameters. Models may share one.
+        controller: What decides: "heuristic", "pretrained" or another registered name, the file of a controller, an
+            ensemble or a plan, or an object with `act(facts)`.
+        lr_schedulers: The learning-rate schedulers of the optimizer, built before.
+        evaluate: A function without arguments that returns {"val_loss": ..., "val_accuracy": ...} of the model on
+            validation data (either may be missing), or other metrics by name. Its modules are in evaluation mode
+            meanwhile. It measures contributions, by switching seeds off; without it no seed can be fossilized. Several
+            values instead of a number, one per batch or sample, are averaged, and contributions get standard errors.
+        metric: The name of the metric that counts; by default accuracy, or the loss where there is none.
+        mode: Whether `metric` is better when it is lower ("min") or higher ("max").
+        evaluate_every: Measure contributions at every k-th decision only.
+        max_ablations: Measure at most so many seeds per decision, in turn; by default all live ones and a fossil.
+        horizon: Planned number of host epochs, 0 if not known; some controllers use it.
+        train_samples: Size of the training set, if known; some controllers use it.
+        rng_seed: Of controllers that draw random numbers.
+        governor: True or a GovernorConfig restores the last good state of a network that breaks.
+        actions_per_decision: Ask the controller again at the same decision until it waits, at most so often; by default
+            once, in a frozen host without a limit. A frozen host, with little to train, decides at once.
+        verbose: Print stage changes, which `logging.getLogger("simic")` gets in any case.
+        log: A directory to write decisions to, for `simic watch` and `simic report`.
+        on_germinate, on_fossilize, on_prune: Functions that get a `GrowthEvent`, at the end of the step.
 
-    `horizon` is the planned number of host epochs and `train_samples` the size of the training set, if known; some
-    controllers use them. A `governor` restores the last good state of a network that breaks, see `ModelGovernor`.
-    `verbose` prints stage changes, which `logging.getLogger("simic")` gets in any case; `on_germinate`, `on_fossilize`
-    and `on_prune` get a `GrowthEvent`. `log` is a directory for `simic watch`. Models may share an optimizer.
+    Raises:
+        ValueError: A setting is out of range, or the optimizer does not train the model.
 
-    A controller is asked for one action per decision; with `actions_per_decision`, and in a frozen host by default, it
-    is asked again at the same decision until it waits. A frozen host, with little to train, decides at once.
+    Example:
+        >>> growth = GrowthScheduler(model, optimizer, evaluate=validate)
+        >>> for host_epoch in range(3):
+        ...     train_epoch()
+        ...     decision = growth.step()
+        >>> decision.host_epoch, decision.evaluations >= 1
+        (3, True)
     """
 
     def __init__(
@@ -95,11 +114,12 @@ class GrowthScheduler:
         if isinstance(controller, str):
             controller = make_controller(controller, rng_seed)
         check_settings(controller, evaluate, horizon, governor, actions_per_decision)
-        check_costs(evaluate_every, max_ablations)
+        check_counts(evaluate_every, max_ablations, train_samples)
         self._metric = CountedMetric(metric, mode)
         hooks = {"germinate": on_germinate, "fossilize": on_fossilize, "prune": on_prune}
         self._announcer = Announcer(hooks, verbose=verbose)
-        self.model, self.optimizer, self.controller, self.horizon = model, optimizer, controller, horizon
+        self.model, self.optimizer, self.controller = model, optimizer, controller
+        self.horizon, self.train_samples = horizon, train_samples
         self._arguments = ArgumentCheck(optimizer, self.lr_schedulers, grows=not isinstance(controller, WaitController))
         self._arguments.warn_about_missing(evaluate)
         self.groups = ParameterGroups(model, optimizer, self.lr_schedulers)
@@ -109,7 +129,7 @@ class GrowthScheduler:
         self._previous_action = np.zeros((1, len(HEADS)), dtype=np.int64)
         self._action_limit = action_limit(model, actions_per_decision)
         self._history: dict[str, list[float]] = {name: [] for name in FIGURES}
-        self._training = TrainingMeter(model, optimizer, train_samples)
+        self._training = TrainingMeter(model, optimizer)
         self._usage, self._ranks = StepUsage(), Ranks(model)
         self._meter = ContributionMeter(
             model, evaluate, self._metric, self._usage, self._ranks, every=evaluate_every, max_ablations=max_ablations
@@ -137,7 +157,12 @@ class GrowthScheduler:
         return self._usage.idle
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training."""
+        """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training.
+
+        Example::
+
+            loss = growth.loss(lambda: criterion(model(x), y))
+        """
         return self.model.loss(self._training.watched(closure))
 
     def step(
@@ -150,10 +175,21 @@ class GrowthScheduler:
         train_loss: SupportsFloat | None = None,
         **others: SupportsFloat | None,
     ) -> Decision:
-        """Call once per host epoch, after validation. Without validation metrics, `evaluate` is called.
+        """Take one decision. Call it once per host epoch, after validation.
 
-        Metrics are given by name, as keywords or in a mapping; a single value is the metric that counts, by default
-        the validation loss. If nothing was trained since the last call, nothing is decided and no time passes.
+        Args:
+            metrics: Validation metrics by name, or a single value: the metric that counts, by default the validation
+                loss. Without any, here or as keywords, `evaluate` is called.
+            val_loss, val_accuracy, others: The same as keywords.
+            train_loss: Mean training loss of the host epoch; controllers and the governor use it.
+
+        Returns:
+            What was observed and done. If nothing was trained since the last call, nothing is decided and no time
+            passes.
+
+        Raises:
+            ValueError: No metric was given and there is no `evaluate`, or a loss is not finite and there is no
+                governor. A step that raises leaves no trace and can be repeated.
         """
         refuse_sharded(self.model)
         self._arguments.check_lr_schedulers()
@@ -320,13 +356,14 @@ class GrowthScheduler:
             previous_action=self._previous_action,
             metric_scale=self._metric.scale_of(self._history["val_loss"]),
             awaits_contribution=self._meter.awaited(),
-            **self._training.facts(self._meter.metric_error),
+            **self._training.facts(self._meter.metric_error, self.train_samples),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state; model, optimizer and learning-rate schedulers have theirs."""
         return {
             "version": VERSION,
+            "slots": list(self.model.slot_names),
             "next_index": self._next_index,
             "previous_action": self._previous_action.tolist(),
             "history": {name: list(values) for name, values in self._history.items()},
@@ -345,16 +382,12 @@ class GrowthScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
         state = upgrade(state)
-        check_state(state, self.controller, self._metric)
+        check_state(state, self.controller, self._metric, self.model.slot_names)
         slots = state["seed_groups"]
         planted = self._early and self._next_index == 1 and self.model.grown_slots  # by this constructor
         if planted and not slots:
             self.model.set_seeds({}, *self._unplanted)
-        if set(self.model.grown_slots) != set(slots):
-            raise ValueError(
-                f"the saved scheduler trains seeds in slots {slots}, the model holds some in {self.model.grown_slots}; "
-                "load the model first"
-            )
+        check_seeds(slots, self.model.grown_slots)
         self.groups.rebuild(slots, state.get("seed_numbers", [0] * len(slots)))
         if self._governor:
             self._governor.load_state_dict(state.get("governor"))
@@ -371,14 +404,14 @@ class GrowthScheduler:
         self._announcer.go_back(self._next_index)
 
     def save(self, path: str | Path) -> None:
-        """Write model, optimizer, learning-rate schedulers and growth to one safetensors file."""
+        """Write model, optimizer, learning-rate schedulers and growth to one safetensors file, which `load` reads."""
         self.groups.sync()
         save_growth(path, self.model, self.optimizer, self.lr_schedulers, self.state_dict())
 
     def load(self, path: str | Path) -> None:
         """Restore what `save` wrote: first the seeds, then weights and optimizer. A refused load changes nothing."""
         tree = read_growth(path, self.optimizer, self.lr_schedulers)
-        check_state(upgrade(tree["growth"]), self.controller, self._metric)
+        check_state(upgrade(tree["growth"]), self.controller, self._metric, self.model.slot_names)
         self.model.load_state_dict(tree["model"])
         self.load_state_dict(tree["growth"])
         self.optimizer.load_state_dict(tree["optimizer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from simic.control.baselines import Controller
@@ -24,14 +25,25 @@ def upgrade(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def check_state(state: dict[str, Any], controller: Controller, metric: CountedMetric) -> None:
-    """Raise unless an upgraded state is of this version, and was written beside such a controller and metric."""
+def check_state(
+    state: dict[str, Any], controller: Controller, metric: CountedMetric, slot_names: Sequence[str]
+) -> None:
+    """Raise unless an upgraded state is of this version, and was written beside such a controller, metric and slots.
+
+    Weights of a model that never grew fit one with other slots, but what a scheduler remembers is of its slots.
+    """
     if state.get("version") != VERSION:
         raise ValueError(f"the saved scheduler has format version {state.get('version')}, this simic reads {VERSION}")
     if state["controller"] != type(controller).__name__:
         raise ValueError(
             f"the checkpoint was written with a {state['controller']}, this scheduler has a "
             f"{type(controller).__name__}; build it with the same controller"
+        )
+    slots = state.get("slots", list(slot_names))  # older files do not tell
+    if slots != list(slot_names):
+        raise ValueError(
+            f"the checkpoint's growth has the slots {slots}, here they are {list(slot_names)}; build the model with "
+            "the same slots, or load the weights alone and let growth begin with them"
         )
     saved = CountedMetric(state["metric"]["name"], state["metric"]["mode"])
     if (saved.name, saved.mode) != (metric.name, metric.mode):
@@ -40,6 +52,15 @@ def check_state(state: dict[str, Any], controller: Controller, metric: CountedMe
             "not agree; build the scheduler with the same metric and mode"
         )
     read_decisions(state)
+
+
+def check_seeds(slots: Sequence[str], grown_slots: Sequence[str]) -> None:
+    """Raise unless a model holds seeds in the slots for which a saved scheduler has parameter groups."""
+    if set(grown_slots) != set(slots):
+        raise ValueError(
+            f"the saved scheduler trains seeds in slots {list(slots)}, the model holds some in {list(grown_slots)}; "
+            "load the model first"
+        )
 
 
 def read_decisions(state: dict[str, Any]) -> list[Decision]:

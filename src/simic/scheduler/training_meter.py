@@ -10,7 +10,6 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,8 @@ from simic.scheduler.parameter_groups import SLOT_KEY
 class TrainingMeter:
     """Measurements of the present host epoch; sums stay on the device until they are read."""
 
-    def __init__(self, model: GrowableModel, optimizer: Optimizer, train_samples: Any = None) -> None:
-        if train_samples is not None and (not isinstance(train_samples, Integral) or train_samples < 1):
-            raise ValueError(f"train_samples must be a number of samples, at least 1, or None, got {train_samples!r}")
-        self._model, self._optimizer, self._samples = model, optimizer, train_samples
+    def __init__(self, model: GrowableModel, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
         self._gradients, self._first_rate = GradientMeter(model), math.nan
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         self._trained = next((parameter for parameter in model.host_parameters() if parameter in held), None)
@@ -89,13 +86,13 @@ class TrainingMeter:
         """Write the gradient norms of seeds into the model's slot state."""
         self._gradients.report()
 
-    def facts(self, metric_error: float) -> dict[str, Any]:
+    def facts(self, metric_error: float, train_samples: int | None) -> dict[str, Any]:
         """The fields of `Facts` that the loop determines; the error is that of the newest metric."""
         rate = self._rate if self._steps else self._group().get("lr")
         numbers = {
             "host_gradient_norm": self._gradients.host_norm(),
             "batches": self._steps or math.nan,
-            "train_samples": self._samples or math.nan,
+            "train_samples": train_samples or math.nan,
             "metric_error": metric_error,
             "learning_rate": self._relative(rate),
             "first_learning_rate": self._first_rate,
