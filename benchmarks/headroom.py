@@ -1,6 +1,6 @@
 """How much is there to win by deciding for every host whether, when, where and how much to grow?
 
-Run: python benchmarks/headroom.py [--families mlp cnn subsets sequences] [--num-tasks 8] [--rng-seeds 4]
+Run: python benchmarks/headroom.py [--families mlp cnn subsets sequences broad] [--num-tasks 8] [--rng-seeds 4]
 
 On validation tasks of a family, all on the same hosts, in points of score on test data:
 
@@ -76,7 +76,7 @@ RATES = (0.05, 1.0)
 class Options:
     """What to measure."""
 
-    families: tuple[str, ...] = ("mlp", "cnn", "subsets", "sequences")
+    families: tuple[str, ...] = ("mlp", "cnn", "subsets", "sequences", "broad")
     """Task families."""
     num_tasks: int = 8
     """Validation tasks of each."""
@@ -154,7 +154,7 @@ def measure(job: Job) -> Found:
     random = _fresh(task, rng_seeds * options.episodes, options.horizon)
     return Found(
         play(menu, MenuController(items, menu), len(MENU))._replace(late=late, large=large),
-        play(random, RandomGrowth(random.num_hosts, rng_seed=job.number), options.episodes),
+        play(random, RandomGrowth(random, rng_seed=job.number), options.episodes),
     )
 
 
@@ -167,6 +167,7 @@ class MenuController:
 
     def __init__(self, items: Sequence[Item], trainings: HostTrainings) -> None:
         self.first = np.array([item.first for item in items])
+        self.host_epochs = trainings.length.host_epochs
         self.wanted = np.array([self._blueprints(item, trainings) for item in items])
         """The blueprint for every slot (N, S), -1 to leave it empty."""
 
@@ -189,30 +190,36 @@ class MenuController:
         slot = lacking.argmax(1)
         due = lacking.any(1) & (facts.decision >= self.first)
         rows = germinate_rows(slot, self.wanted[np.arange(len(slot)), slot], "linear-add", TEMPOS[0])
-        return finish_or_plant(facts, move_on(masks), rows, due)
+        return finish_or_plant(facts, move_on(masks), rows, due, self.host_epochs)
 
 
 class RandomGrowth:
     """Germinates at random, at a rate that every host draws for itself, and finishes what it began."""
 
-    def __init__(self, num_hosts: int, rng_seed: int) -> None:
+    def __init__(self, trainings: HostTrainings, rng_seed: int) -> None:
         self._random, self._rng = RandomController(rng_seed), np.random.default_rng([1, rng_seed])
         low, high = np.log(RATES)
-        self._rate = np.exp(self._rng.uniform(low, high, num_hosts))
+        self._rate = np.exp(self._rng.uniform(low, high, trainings.num_hosts))
+        self._host_epochs = trainings.length.host_epochs
 
     def act(self, facts: Facts) -> np.ndarray:
         """Finish seeds, or perhaps germinate (N, H)."""
         rows = self._random.act(facts)
         due = (rows[:, Column.OP] == Op.GERMINATE) & (self._rng.random(len(rows)) < self._rate)
-        return finish_or_plant(facts, move_on(legal_masks(facts)), rows, due)
+        return finish_or_plant(facts, move_on(legal_masks(facts)), rows, due, self._host_epochs)
 
 
-def finish_or_plant(facts: Facts, finishing: np.ndarray, planting: np.ndarray, due: np.ndarray) -> np.ndarray:
-    """Germinate where that is due, no seed can be moved on, and there is time for the new one and those that live."""
+def finish_or_plant(
+    facts: Facts, finishing: np.ndarray, planting: np.ndarray, due: np.ndarray, host_epochs: int
+) -> np.ndarray:
+    """Germinate where that is due, no seed can be moved on, and there is time for the new one and those that live.
+
+    Training ends after `host_epochs`, also where controllers are not told so or are told otherwise (family broad).
+    """
     tempo = np.array(TEMPOS)[planting[:, Column.TEMPO]]
     # A host takes one action per decision, so every other live seed may delay the new one.
     needed = decisions_to_fossil(facts.lifecycle, 0) + tempo + facts.slots.live.sum(1)
-    chosen = due & (finishing[:, Column.OP] == Op.WAIT) & (facts.horizon - facts.decision >= needed)
+    chosen = due & (finishing[:, Column.OP] == Op.WAIT) & (host_epochs - facts.decision >= needed)
     return np.where(chosen[:, None], planting, finishing)
 
 
