@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from simic.tasks.task import Task as Task
     from simic.telemetry.frames import read_tables as read_tables
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+"""Its only home: pyproject.toml reads it from here."""
 
 _NAMES: dict[str, str] = {
     "api": "Comparison StopTraining TrainingResult evaluate grow preset train",

@@ -66,7 +66,21 @@ AnyController = str | os.PathLike[str] | Controller | TrainingResult
 
 
 def preset(name: str = DEFAULT_PRESET) -> RunConfig:
-    """The settings of a preset, such as "quick"; change them with `dataclasses.replace`."""
+    """The settings of a preset; change them with `dataclasses.replace`.
+
+    Args:
+        name: quick, standard, pretrained, finetune, broad or research; `simic presets` tells what they are for.
+
+    Returns:
+        A frozen `RunConfig`.
+
+    Raises:
+        ValueError: There is no preset of this name.
+
+    Example:
+        >>> simic.preset("quick").task
+        'mlp'
+    """
     if name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}; {nearest(name, PRESETS)}")
     return PRESETS[name].config
@@ -82,16 +96,33 @@ def train(
     quiet: bool = True,
     profile: str | os.PathLike[str] | None = None,
 ) -> TrainingResult:
-    """Train a controller over many host trainings; `config` defaults to the preset "quick".
+    """Train a controller over many host trainings.
 
-    Without `out` everything stays in memory. With it, `out` becomes a run directory with settings, events,
-    checkpoints and the controller; `resume=True` continues from its last checkpoint, if it has one. `init` is a saved
-    controller to start from. `profile` is a directory for traces of one update and of a rollout for it.
+    SIGINT and SIGTERM end the run with the state of the last whole update. `config.compare` is for the command line;
+    here, call `simic.evaluate`.
 
-    `on_update(updates, metrics)` is called after every update, in imitation and IQL after every report. If it returns
-    True or raises `StopTraining`, the run ends with the state of that update; any other exception is passed on.
-    SIGINT and SIGTERM end the run in the same way. See `TrainingResult.status`. `config.compare` is for the command
-    line; here, call `simic.evaluate`.
+    Args:
+        config: By default the preset "quick".
+        out: A run directory, for settings, events, checkpoints and the controller; without it everything stays in
+            memory.
+        resume: Continue from the last checkpoint of `out`, if it has one.
+        init: A saved controller to start from.
+        on_update: Called as `on_update(updates, metrics)` after every update, in imitation and IQL after every report.
+            If it returns True or raises `StopTraining`, the run ends; any other exception is passed on.
+        quiet: Print nothing.
+        profile: A directory for traces of one update and of a rollout for it.
+
+    Returns:
+        The trained controller and the metrics of every update; see `TrainingResult.status` for how it ended.
+
+    Raises:
+        ValueError: Settings do not agree, or `out` holds another run.
+
+    Example:
+        >>> config = replace(simic.preset(), updates=1, num_groups=1, group_size=4, workers=0)
+        >>> result = simic.train(replace(config, ppo=replace(config.ppo, num_minibatches=1)))
+        >>> result.updates
+        1
     """
     config = config or preset()
     if resume and (out is None or config.algorithm != "ppo"):
@@ -126,7 +157,13 @@ def train(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of an evaluation."""
+    """The results of an evaluation, as `simic.evaluate` returns them.
+
+    >>> comparison = simic.evaluate(["wait", "random"], "digits-mlp", rng_seeds=2, horizon=2, workers=0)
+    >>> difference = comparison.paired("random", "wait")["score"]
+    >>> difference["low"] <= difference["mean"] <= difference["high"]
+    True
+    """
 
     results: dict[str, Any]
     """The content of results.json: settings, every episode, summary with confidence intervals."""
@@ -181,15 +218,37 @@ def evaluate(
 ) -> Comparison:
     """Compare controllers on the same fresh hosts, on test data.
 
-    A controller is a registered name such as "heuristic", the path of a run, checkpoint, controller or plan, a
-    `TrainingResult`, or an object with a method `act(facts)`; a mapping gives each its label. Objects of your own
-    classes need `workers=0`, or must be picklable and defined in an importable module. Tasks are names or
-    FAMILY[:SPLIT]. `rng_seeds` are the hosts of every task: a number, or the seeds themselves. For the other settings
-    see `EvaluationConfig`.
-
     Hosts are trained in this process, in `workers` processes, or with `backend="ray"` on a cluster, see `Placement`;
-    the results do not depend on it. With `out`, results.json, episodes.csv, timing.json and a
-    report are written there, and an interrupted evaluation continues from what it finds.
+    the results do not depend on it.
+
+    Args:
+        controllers: One, a list, or a mapping that gives each its label. A controller is a registered name such as
+            "heuristic", the path of a run, checkpoint, controller or plan, a `TrainingResult`, or an object with a
+            method `act(facts)`. Objects of your own classes need `workers=0`, or must be picklable and defined in an
+            importable module.
+        tasks: Names of tasks, or FAMILY[:SPLIT].
+        rng_seeds: The hosts of every task: a number, or the seeds themselves.
+        num_tasks: Tasks drawn from each family.
+        horizon: Decisions per episode.
+        incubation, seeds_per_slot: As in `LifecycleConfig`.
+        ablations: Also compare learned controllers with baselines derived from their own episodes.
+        scales: Also compare hosts widened to these multiples of their parameters.
+        sample: Learned controllers sample their actions instead of taking the most probable one.
+        data_dir: Directory of the files of tasks that read some.
+        out: A directory for results.json, episodes.csv, timing.json and a report; an interrupted evaluation continues
+            from what it finds there.
+        workers, backend, address, gpus_per_worker: Where hosts are trained.
+        quiet: Print nothing.
+
+    Returns:
+        Measures of every host, means, paired differences and their intervals.
+
+    Raises:
+        ValueError: A controller or task is unknown, or one host alone would have to give an interval.
+
+    Example:
+        >>> comparison = simic.evaluate(["wait", "random"], "digits-mlp", rng_seeds=2, horizon=2, workers=0)
+        >>> rows = comparison.table().splitlines()
     """
     words, objects = _candidates(controllers)
     config = EvaluationConfig(

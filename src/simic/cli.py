@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from simic.commands.demo import DemoCommand
 from simic.commands.doctor import DoctorCommand
 from simic.commands.ensemble import EnsembleCommand
 from simic.commands.evaluate import EvaluateCommand
@@ -25,6 +26,7 @@ from simic.storage.printable import printable
 
 USAGE_ERROR, ENVIRONMENT_ERROR, INTERRUPTED = 2, 4, 130
 COMMANDS: dict[str, Any] = {
+    "demo": DemoCommand,
     "train": TrainCommand,
     "grow": GrowCommand,
     "evaluate": EvaluateCommand,

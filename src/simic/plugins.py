@@ -22,7 +22,20 @@ class PluginError(ValueError):
 
 
 def load_plugins(modules: Iterable[str] = ()) -> None:
-    """Import the plugins of installed packages, then these modules, each once; also from the current directory."""
+    """Import the plugins of installed packages (entry points `simic.plugins`), then these modules, each once.
+
+    A plugin is a module that registers tasks, rewards, blueprints, controllers or policy networks when it is imported.
+    Importing it runs its code.
+
+    Args:
+        modules: Names of modules; also from the current directory.
+
+    Raises:
+        ValueError: A module cannot be imported (PluginError).
+
+    Example:
+        >>> simic.load_plugins(["my_module"])
+    """
     announced = sorted(point.value.partition(":")[0] for point in entry_points(group=GROUP))
     for name in (*announced, *modules):
         if name not in _loaded:

@@ -20,7 +20,7 @@ def test_text_is_escaped_and_a_missing_value_is_an_error(tmp_path):
     assert not (tmp_path / "page.html").exists()
     table = Table(["<i>"], [["<script>"], [{"text": "<u>", "colour": "#000000"}]])
     empty = Table([], [])
-    context = {"curves": [], "decisions": [], "seeds": [], "command": "", "anomalies": "", "status": "<s>"}
+    context = {"curves": [], "slots": [], "decisions": [], "seeds": [], "command": "", "anomalies": "", "status": "<s>"}
     write_page(
         tmp_path / "page.html",
         "run.html",

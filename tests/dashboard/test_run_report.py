@@ -1,12 +1,16 @@
 """Reports of training runs, which may be under way."""
 
+from typing import Any
+
 import numpy as np
 from helpers.recorded import write_recorded
 from helpers.reports import HOSTILE, check_page, write_run
 
 from simic.dashboard.run_report import running_mean, write_run_report
 from simic.dashboard.run_view import RunWatcher
-from simic.telemetry.events import RunFinished, to_json
+from simic.lifecycle.stages import STAGE_COLOURS, Stage
+from simic.telemetry.events import GrowthDecision, RunFinished, Update, to_json
+from simic.telemetry.recorder import Recorder
 
 
 def test_run_report(tmp_path):
@@ -90,3 +94,23 @@ def test_a_run_of_one_update_has_no_halves(tmp_path):
     run = write_recorded(tmp_path / "run", updates=1)
     write_run_report(run, tmp_path / "report.html")
     assert "All updates" in (tmp_path / "report.html").read_text()
+
+
+def test_a_training_of_ones_own_shows_its_slots_and_counts_decisions(tmp_path):
+    stages = ["blending", "holding", "holding", "fossilized"]
+    own: dict[str, Any] = {"actions": ("wait",), "parameters": 10, "val_loss": 1.0, "val_accuracy": 0.5}
+    with Recorder(tmp_path) as recorder:
+        for update, stage in enumerate(stages):
+            slots = {HOSTILE: {"stage": stage, "blueprint": "mlp"}, "late": {"stage": "embargoed"}, "damaged": 1}
+            recorder.record(GrowthDecision(update=update, slots=slots, **own))
+            recorder.record(Update(update=update, metrics={"val_loss": 1.0 - update}))
+            recorder.end_update()
+    write_run_report(tmp_path, tmp_path / "report.html")
+    seen, charts = check_page((tmp_path / "report.html").read_text())
+    assert len(charts) == 2
+    assert "4 decisions are recorded" in seen.text
+    for part in ("Stages of the slots", "blending", "holding", "fossilized", HOSTILE):
+        assert part in seen.text, part
+    for part in ("training", "germinated"):
+        assert part not in charts[0], part
+    assert charts[0].count(STAGE_COLOURS[Stage.HOLDING].lower()) == 2  # one bar for two decisions, and the legend

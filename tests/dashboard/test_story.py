@@ -14,7 +14,7 @@ def test_every_event_of_a_run_has_its_words():
     assert texts["anomaly"] == "kl_spike in op: 0.5, limit 0.2"
     assert texts["plateau"] == "score has not improved for 3 updates; its mean was best, 70, at update 0"
     assert texts["episode"] == "episode over: score 73, 100 -> 150 parameters, 0 seeds kept, 0 pruned"
-    assert texts["update"] == "update 3: score 73, gain 1.5"
+    assert texts["update"] == "score 73, gain 1.5"
     assert texts["run_started"] == "resumed from update_2 by process 1 on here"
     assert texts["run_finished"] == "ended as done after 9 s"
     assert texts["worker_fault"] == "worker 7 lost with group 0: exit code -9"

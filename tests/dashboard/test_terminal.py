@@ -95,6 +95,13 @@ def test_arrows_choose_the_host_and_q_ends_it(run, terminal):
     assert shown.index(ENTER) < shown.index("update 2 of 2") < shown.index(LEAVE)
 
 
+def test_it_ends_by_itself_once_it_is_told_to(run, terminal):
+    answers = iter([False, True])
+    terminal.when(("update 2 of 2", lambda: None))
+    assert watch_in_terminal(run, console=terminal.console, until=lambda: next(answers)) == 0
+    assert LEAVE in terminal.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_restore_the_terminal_before_they_end_it(run, terminal, number):
     before = signal.getsignal(number)

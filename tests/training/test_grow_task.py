@@ -10,6 +10,8 @@ import simic
 from simic.control.baselines import WaitController
 from simic.control.facts import Facts
 from simic.tasks.task import Length
+from simic.telemetry.events import RunFinished
+from simic.telemetry.reader import read_events
 from simic.training.grow_task import Grown
 
 
@@ -60,3 +62,20 @@ def test_the_optimizer_is_that_of_the_task():
     ]
     assert any((one != other).any() for one, other in zip(weights[0], weights[1], strict=True))
     assert all((one == other).all() for one, other in zip(weights[1], weights[2], strict=True))
+
+
+def test_its_log_says_how_it_ended(tmp_path):
+    """Also while the grown model lives on."""
+    grown = simic.grow(make_task(), "wait", host_epochs=2, log=tmp_path / "done")
+    assert [event.status for event in read_events(tmp_path / "done") if isinstance(event, RunFinished)] == ["done"]
+    assert len(grown.decisions) == 2
+
+    for error, status in ((KeyboardInterrupt(), "stopped"), (RuntimeError("no"), "failed")):
+
+        def fail(decision: simic.Decision, error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            simic.grow(make_task(), "wait", host_epochs=2, log=tmp_path / status, on_decision=fail)
+        (end,) = [event for event in read_events(tmp_path / status) if isinstance(event, RunFinished)]
+        assert (end.status, end.reason) == (status, "interrupted" if status == "stopped" else "RuntimeError: no")

@@ -90,8 +90,8 @@ class Flag(NamedTuple):
         name = self.text.upper()
         return self.setting.metadata.get("usage") or (f"[{name}]" if self.is_optional else name)
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Make the parser accept it."""
+    def add_to(self, parser: argparse.ArgumentParser) -> argparse.Action:
+        """Make the parser accept it; returns what the parser knows of it."""
         options, text = dict[str, Any](), self.setting.help
         if self.kind is bool:
             is_own = self.field == self.setting.name  # then no file can have set it
@@ -108,7 +108,9 @@ class Flag(NamedTuple):
             options |= {"dest": self.text, "default": argparse.SUPPRESS}
         elif self.is_optional:
             options |= {"nargs": "?", "default": argparse.SUPPRESS}
-        parser.add_argument(self.text, help=text.replace("%", "%%") if self.shown else argparse.SUPPRESS, **options)
+        return parser.add_argument(
+            self.text, help=text.replace("%", "%%") if self.shown else argparse.SUPPRESS, **options
+        )
 
     def read(self, given: Any) -> Any:
         """The value of what was given, or an error that says what is expected."""
@@ -137,7 +139,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_command(command: type[Command], args: Sequence[str], *, prog: str) -> Command:
     """A command from its arguments. --help and --help-all print and exit."""
     _load_plugins(command, args)  # first: flags list the names that they register
-    flags = _flags(command, show_all="--help-all" in args)
+    flags = flags_of(command, show_all="--help-all" in args)
     args = [_normalized(arg, flags) for arg in args]
     flags += _entry_flags(args, flags)
     positional = [flag for flag in flags if flag.setting.metadata.get("positional")]
@@ -171,7 +173,7 @@ def _load_plugins(command: type, args: Sequence[str]) -> None:
             load_plugins(vars(parser.parse_known_args(args)[0]).get(PLUGIN["flag"], ()))
 
 
-def _flags(command: type, *, show_all: bool) -> list[Flag]:
+def flags_of(command: type, *, show_all: bool) -> list[Flag]:
     """The flags of a command's own fields, and of the settings of its config."""
     found: list[Flag] = []
     for own in settings_of(command):

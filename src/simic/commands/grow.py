@@ -12,7 +12,7 @@ from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.registry import nearest
 from simic.settings import check_choice
 from simic.tasks.registry import DEFAULT_TASK, TASKS, check_data
-from simic.training.preflight import check_output_file
+from simic.training.preflight import check_log, check_output_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class GrowCommand:
     """Module to import that registers tasks, rewards, controllers and so on; may be repeated."""
     out: Path | None = None
     """Write the grown network to this file, as a plain torch.export program (.pt2)."""
+    log: Path | None = None
+    """Write every decision to this directory, for `simic watch` and `simic report`; it must hold no log yet."""
     quiet: bool = False
     """Print only the result."""
 
@@ -50,6 +52,8 @@ class GrowCommand:
         lifecycle = LifecycleConfig(incubation=self.incubation, seeds_per_slot=self.seeds_per_slot)
         if self.out is not None:
             check_output_file(self.out)
+        if self.log is not None:
+            check_log(self.log)
         _check_task(self.task, self.data_dir)
         _check_controller(self.controller)
         from simic.training.grow_task import print_growing
@@ -61,6 +65,7 @@ class GrowCommand:
             host_epochs=self.host_epochs,
             rng_seed=self.rng_seed,
             data_dir=self.data_dir,
+            log=self.log,
             out=self.out,
             quiet=self.quiet,
         )

@@ -73,7 +73,10 @@ def encode_answer(answer: Any, slot_names: Sequence[str], blueprint_names: Seque
 
 
 class WaitController:
-    """Never grows anything."""
+    """Never grows anything.
+
+    >>> growth = GrowthScheduler(model, optimizer, simic.WaitController())
+    """
 
     def act(self, facts: Facts) -> np.ndarray:
         """Wait, for every host (N, H)."""
@@ -81,7 +84,14 @@ class WaitController:
 
 
 class RandomController:
-    """Draws a legal operation, a legal slot and blueprint, then the other heads, each uniformly."""
+    """Draws a legal operation, a legal slot and blueprint, then the other heads, each uniformly.
+
+    Args:
+        rng_seed: Of the draws.
+
+    Example:
+        >>> growth = GrowthScheduler(model, optimizer, simic.RandomController(rng_seed=1), evaluate=validate)
+    """
 
     def __init__(self, rng_seed: int = 0) -> None:
         self._rng = np.random.default_rng(rng_seed)
@@ -116,7 +126,13 @@ class RandomController:
 class ScriptedController:
     """Plays a script on every host: the action at position t at decision t, and waits afterwards.
 
-    A mapping {decision: action} waits in between. An illegal action raises when it is due.
+    Args:
+        script: A list of actions, or a mapping {decision: action} that waits in between. An illegal action raises
+            `IllegalActionError` when it is due.
+
+    Example:
+        >>> script = simic.ScriptedController({0: simic.Action("germinate", 0, "mlp_small")})
+        >>> growth = GrowthScheduler(model, optimizer, script, evaluate=validate)
     """
 
     def __init__(self, script: Sequence[Action] | Mapping[int, Action]) -> None:

@@ -63,7 +63,14 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything a controller may use. Measurements that were not made are NaN."""
+    """Everything a controller may use, as arrays. Measurements that were not made are NaN.
+
+    Shapes: N hosts (1 beside your own training), S slots, B blueprints, K host epochs of history (the newest last).
+
+        >>> facts = GrowthScheduler(model, optimizer, evaluate=validate).facts()
+        >>> facts.slot_names == model.slot_names, facts.slots.stage.shape == (1, len(model.slot_names))
+        (True, True)
+    """
 
     slots: SlotState
     lifecycle: LifecycleConfig

@@ -16,7 +16,11 @@ from simic.lifecycle.stages import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class HeuristicConfig:
-    """Thresholds of the rules; times are decisions (one host epoch each)."""
+    """Thresholds of the rules; times are decisions (one host epoch each).
+
+    >>> rule = simic.HeuristicController(simic.HeuristicConfig(patience=3, max_live_seeds=1))
+    >>> growth = GrowthScheduler(model, optimizer, rule, evaluate=validate)
+    """
 
     patience: int = 1
     """Decisions without improvement until a host counts as stalled."""
@@ -56,8 +60,15 @@ class HeuristicConfig:
 class HeuristicController:
     """On a plateau germinate, when ready advance, when measured fossilize or prune.
 
-    Of each host it remembers how often a blueprint failed in a slot, and what seeds of either kind contributed: kind 0
+    It needs neither the length of the training nor any training of its own, and is the default of GrowthScheduler. Of
+    each host it remembers how often a blueprint failed in a slot, and what seeds of either kind contributed: kind 0
     grows behind a submodule, kind 1 beside it.
+
+    Args:
+        config: Its thresholds.
+
+    Example:
+        >>> growth = GrowthScheduler(model, optimizer, simic.HeuristicController(), evaluate=validate)
     """
 
     def __init__(self, config: HeuristicConfig | None = None) -> None:

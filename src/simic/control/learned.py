@@ -108,7 +108,17 @@ _PLAIN_ROWS = np.array(  # all choices of the heads that are the same in every t
 
 
 class LearnedController:
-    """Chooses actions by a trained network and keeps the recurrent state of every host."""
+    """Chooses actions by a trained network and keeps the recurrent state of every host.
+
+    Args:
+        network: The policy; `LearnedController.load(path)` and `.pretrained()` make it from files.
+        greedy: Take the most probable action; otherwise sample one.
+        rng_seed: Of the samples.
+
+    Example:
+        >>> pretrained = simic.LearnedController.pretrained()
+        >>> growth = GrowthScheduler(model, optimizer, pretrained, evaluate=validate, horizon=20)
+    """
 
     def __init__(self, network: ActorCritic, *, greedy: bool = True, rng_seed: int = 0) -> None:
         self.network, self.greedy = network.eval(), greedy
@@ -118,7 +128,11 @@ class LearnedController:
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """Load a file written by `simic train`, `simic ensemble` or `PPOAgent.save`."""
+        """Load a file written by `simic train`, `simic ensemble` or `PPOAgent.save`, or a run directory.
+
+        Raises:
+            ValueError: The file is damaged, or not a controller.
+        """
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
     @classmethod

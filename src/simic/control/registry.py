@@ -29,9 +29,22 @@ CONTROLLERS: Registry[ControllerEntry] = Registry("controller")
 
 
 def controller(name: str, *, description: str = "") -> Callable[[Maker], Maker]:
-    """Register a controller class, or a function that returns a controller. `rng_seed` is passed if it takes one.
+    """Register a controller class, or a function that returns a controller, under a name.
 
-    `description` is what an evaluation says about it; without one it is the first line of the docstring.
+    Args:
+        name: For `GrowthScheduler(model, optimizer, name)` and `simic evaluate --controllers name`.
+        description: What an evaluation says about it; by default the first line of the docstring.
+
+    Returns:
+        A decorator. The class is called without arguments, or with `rng_seed` if it takes one.
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> @simic.controller("doc_patient")
+        ... def patient():
+        ...     return simic.HeuristicController(simic.HeuristicConfig(patience=6))
     """
 
     CONTROLLERS.check_new(name)

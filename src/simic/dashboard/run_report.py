@@ -18,6 +18,8 @@ from simic.dashboard.page import Table, legend, write_page
 from simic.dashboard.run_view import RunWatcher
 from simic.dashboard.state import FATES as SEED_FATES
 from simic.dashboard.state import Row, RunState
+from simic.lifecycle.stages import STAGE_COLOURS
+from simic.telemetry.events import GrowthDecision
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +41,8 @@ CURVES = {
 }
 """Charts by the metric that a run must have: title, and the metrics drawn."""
 FATE_NAMES = {"fossilized": "fossilised", "pruned": "pruned", "live": "undecided when the episode ended"}
-MAX_INCIDENTS = 50
+MAX_INCIDENTS, MAX_SLOTS = 50, 40
+"""Slots that are still readable as rows of a chart."""
 
 
 def write_run_report(run: Path, path: Path) -> None:
@@ -57,7 +60,9 @@ def write_run_report(run: Path, path: Path) -> None:
         "run.html",
         f"Training run {run.resolve().name}",
         status=_status(state, watcher.damaged_lines),
-        curves=list(_curves(updates)),
+        curves=list(_curves(updates, _step(state))),
+        step=_step(state),
+        slots=_slots(state),
         decisions=_decisions(updates),
         seeds=_seeds(state),
         fates=legend((FATE_NAMES[fate], colour) for fate, colour in FATES.items()),
@@ -69,8 +74,45 @@ def write_run_report(run: Path, path: Path) -> None:
     )
 
 
+def _step(state: RunState) -> str:
+    """What is counted: a user's own training has decisions."""
+    return "decision" if state.decisions else "update"
+
+
+def _slots(state: RunState) -> list[Chart]:
+    """The stages of the slots over the decisions of a user's own training."""
+    names = list(dict.fromkeys(name for decision in state.decisions for name in decision.slots))[:MAX_SLOTS]
+    if not names:
+        return []
+    draw = partial(_draw_slots, decisions=state.decisions, names=names)
+    return [draw_chart(draw, "Stages of the slots", size=(5, rows_height(len(names))))]
+
+
+def _draw_slots(axes: Axes, decisions: Sequence[GrowthDecision], names: Sequence[str]) -> None:
+    x = np.array([decision.update for decision in decisions])
+    for stage, colour in STAGE_COLOURS.items():
+        label = str(stage)
+        for row, name in enumerate(names):
+            held = np.array([_stage(decision, name) == str(stage) for decision in decisions])
+            edges = np.flatnonzero(np.diff(np.r_[False, held, False]))  # where each span starts, and behind its end
+            if len(edges):
+                starts, ends = x[edges[::2]], x[edges[1::2] - 1] + 1
+                axes.barh([row] * len(starts), ends - starts, left=starts, color=colour, height=0.75, label=label)
+                label = "_"  # each stage once in the legend
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(x[0], x[-1] + 1)
+    axes.invert_yaxis()
+    _label_steps(axes, "decision")
+
+
+def _stage(decision: GrowthDecision, slot: str) -> str | None:
+    known = decision.slots.get(slot)
+    return known.get("stage") if isinstance(known, dict) else None  # events may be damaged
+
+
 def _status(state: RunState, damaged_lines: int) -> str:
-    done = f"{state.last_update + 1} updates are recorded"
+    done = f"{state.last_update + 1} {_step(state)}s are recorded"
     if state.started:
         config = state.started.config
         done += f" of {config.get('updates') or '?'}; {config.get('algorithm', '?')} on {config.get('task', '?')}"
@@ -102,11 +144,11 @@ def _origin(state: RunState) -> dict[str, str]:
     }
 
 
-def _curves(updates: Mapping[int, Mapping[str, float]]) -> Iterator[Chart]:
+def _curves(updates: Mapping[int, Mapping[str, float]], step: str) -> Iterator[Chart]:
     for needed, (title, names) in CURVES.items():
         columns = {name: _column(updates, name) for name in names}
         if np.isfinite(columns[needed][1]).any():
-            yield draw_chart(partial(_draw_curves, columns=columns), title, size=(5, 2.8))
+            yield draw_chart(partial(_draw_curves, columns=columns, step=step), title, size=(5, 2.8))
 
 
 def _decisions(updates: Mapping[int, Mapping[str, float]]) -> list[Chart]:
@@ -121,25 +163,25 @@ def _column(updates: Mapping[int, Mapping[str, float]], name: str) -> tuple[np.n
     return np.array(list(updates)), np.where(np.isfinite(values), values, np.nan)
 
 
-def _draw_curves(axes: Axes, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def _draw_curves(axes: Axes, columns: Mapping[str, tuple[np.ndarray, np.ndarray]], step: str) -> None:
     ends = []
     for (name, (x, y)), colour in zip(columns.items(), colours(list(columns)).values(), strict=True):
         known = np.isfinite(y)
         if not known.any():
             continue
         x, y = x[known], y[known]
-        smooth = running_mean(y, max(1, len(y) // 10))
+        smooth = running_mean(y, max(1, len(y) // 10)) if step == "update" else y
         axes.plot(x, y, "o", color=colour, markersize=3, alpha=0.4)
         axes.plot(x, smooth, color=colour)
         ends.append((float(x[-1]), float(smooth[-1]), f"{smooth[-1]:.3g}" if len(columns) == 1 else name, colour))
     label_ends(axes, ends)
-    _label_updates(axes)
+    _label_steps(axes, step)
 
 
-def _label_updates(axes: Axes) -> None:
+def _label_steps(axes: Axes, step: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("update")
+    axes.set_xlabel(step)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -162,7 +204,7 @@ def _draw_operations(axes: Axes, updates: Mapping[int, Mapping[str, float]], nam
     middles = shares[:, -1].cumsum() - shares[:, -1] / 2
     ops = [f"{name.removeprefix('op/')} {share:.0%}" for name, share in zip(names, shares[:, -1], strict=True)]
     label_ends(axes, list(zip([x[-1]] * len(ops), middles, ops, shades.values(), strict=True)))
-    _label_updates(axes)
+    _label_steps(axes, "update")
 
 
 def _seeds(state: RunState) -> list[Chart]:
@@ -170,7 +212,7 @@ def _seeds(state: RunState) -> list[Chart]:
     rows = [row for row in state.rows.values() if row.seeds]
     if not rows:
         return []
-    parts = [("All updates", rows)]
+    parts = [(f"All {_step(state)}s", rows)]
     if len(rows) > 1 and not state.decisions:
         halves = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         parts = [(f"Updates {part[0].first} to {part[-1].update}", part) for part in halves]
@@ -210,4 +252,4 @@ def _draw_fates(axes: Axes, rows: Sequence[tuple[str, Counter[str]]]) -> None:
 def _timings(state: RunState) -> Table:
     whole, updates = sum(state.seconds.values()) or 1.0, max(state.timed, 1)
     rows = [(name, f"{s:.1f}", f"{s / updates:.3f}", f"{s / whole:.1%}") for name, s in state.seconds.most_common()]
-    return Table(["phase", "seconds", "per update", "share"], rows)
+    return Table(["phase", "seconds", f"per {_step(state)}", "share"], rows)

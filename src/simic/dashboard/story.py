@@ -85,7 +85,8 @@ def _episode(event: EpisodeOutcome) -> str:
 
 def _update(event: Update) -> str:
     shown = [name for name in ("score", "gain", "val_loss", "val_accuracy", "loss", "q_loss") if name in event.metrics]
-    return f"update {event.update}: " + ", ".join(f"{name} {event.metrics[name]:.4g}" for name in shown)
+    # A user's own metrics, such as f1, have any names.
+    return ", ".join(f"{name} {event.metrics[name]:.4g}" for name in shown or list(event.metrics)[:3])
 
 
 def _started(event: RunStarted) -> str:

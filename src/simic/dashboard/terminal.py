@@ -29,18 +29,26 @@ KEY = re.compile(rb"(?P<up>\x1b[\[O]A|k)|(?P<down>\x1b[\[O]B|j)|(?P<quit>[qQ])")
 """What the bytes of a key mean; some terminals send O for [."""
 
 
-def watch_in_terminal(path: Path, *, console: Console | None = None) -> int:
-    """Show the run at `path`, or the newest run below it, until q or Ctrl-C; one snapshot if there is no terminal."""
+def watch_in_terminal(path: Path, *, console: Console | None = None, until: Callable[[], bool] = lambda: False) -> int:
+    """Show the run at `path`, or the newest run below it, until q or Ctrl-C; one snapshot if there is no terminal.
+
+    The view also ends, after a last look, as soon as `until` returns True.
+    """
     console = console or Console(highlight=False)
     watcher = RunWatcher(newest_run(path))
-    if not console.is_terminal or console.is_dumb_terminal:
+    if not has_screen(console):
         watcher.refresh()
         picture = Picture()
         picture.add(watcher.view(None))
         for line in draw(picture, console.width, None, unicode=_has_unicode(console)):
             console.print(line, soft_wrap=True)
         return 0
-    return _Screen(watcher, console).run()
+    return _Screen(watcher, console, until).run()
+
+
+def has_screen(console: Console) -> bool:
+    """Whether a view can be drawn again and again in the same place."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def newest_run(path: Path) -> Path:
@@ -63,8 +71,8 @@ def _has_unicode(console: Console) -> bool:
 class _Screen:
     """The terminal while it shows a run."""
 
-    def __init__(self, watcher: RunWatcher, console: Console) -> None:
-        self._watcher, self._console, self._picture = watcher, console, Picture()
+    def __init__(self, watcher: RunWatcher, console: Console, until: Callable[[], bool]) -> None:
+        self._watcher, self._console, self._until, self._picture = watcher, console, until, Picture()
         self._cursor: str | None = None
         self._selected, self._suspended = 0, False
 
@@ -86,8 +94,11 @@ class _Screen:
 
     def _show(self, live: Live, read_keys: Callable[[float], list[str]]) -> None:
         while not self._suspended:
+            is_last = self._until()  # asked before the look, so that the look has everything
             self._refresh()
             live.update(self._draw(), refresh=True)
+            if is_last:
+                return
             for key in read_keys(POLL_SECONDS):
                 if key == "quit":
                     return

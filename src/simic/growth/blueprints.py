@@ -61,10 +61,26 @@ BLUEPRINTS: Registry[Blueprint] = Registry("blueprint")
 def blueprint(
     name: str, *, topology: str | tuple[str, ...], reads: Reads = "output", hosts: Hosts = "trained"
 ) -> Callable[[Builder], Builder]:
-    """Register a function that builds a branch from a SlotShape; the branch's last layer must be zero at birth.
+    """Register a function that builds the branch of a seed from a `SlotShape`.
 
-    With `reads="input"` the branch maps the input of the slot's submodule to the shape of its output. `hosts` are those
-    that are offered it: hosts that train along, "frozen" ones, or "any".
+    Args:
+        name: For `GrowableModel(blueprints=[...])`, actions and files.
+        topology: Where it fits: "conv", "features", "sequence" or a tuple of these.
+        reads: "output": behind the slot's submodule, the branch keeps the shape. "input": beside it, the branch maps
+            the input of the submodule to the shape of its output.
+        hosts: Who is offered it unasked: hosts that train along ("trained"), "frozen" ones, or "any".
+
+    Returns:
+        A decorator. The branch must output zeros at birth, which is checked when a seed is built: end it with
+        `simic.zeroed(...)`.
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> @simic.blueprint("doc_linear", topology="features")
+        ... def doc_linear(shape):
+        ...     return simic.zeroed(nn.Linear(shape.features, shape.features))
     """
     topologies = (topology,) if isinstance(topology, str) else topology
     for unknown in sorted(set(topologies) - set(TOPOLOGIES)):

@@ -15,7 +15,18 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def zeroed(layer: Layer) -> Layer:
-    """Set all parameters of a layer to zero and return it: a branch that ends with it outputs zeros."""
+    """Set all parameters of a layer to zero: a branch that ends with it outputs zeros, and still learns.
+
+    Args:
+        layer: Any module.
+
+    Returns:
+        The same layer.
+
+    Example:
+        >>> simic.zeroed(nn.Linear(2, 2)).weight.count_nonzero().item()
+        0
+    """
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ExampleInput = Tensor | tuple | Mapping[str, Any]
+ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 def call(model: nn.Module, example_input: ExampleInput) -> Any:

@@ -44,10 +44,22 @@ def export_config(model: GrowableModel, live: LiveSeeds) -> dict[str, Any]:
 
 
 def build_exported(host: nn.Module, config: Mapping[str, Any]) -> nn.Module:
-    """Give a freshly built host the grown parts that `export(config=True)` described; returns it in evaluation mode.
+    """Give a freshly built host the grown parts that `export(config=True)` described.
 
-    Its weights are those of newborn parts: load the exported network's state dict. The result is made of torch's and
-    the host's classes; blueprints of your own must be registered. A refused config leaves the host as it was.
+    Args:
+        host: A network of the exported one's host class; it is changed in place.
+        config: The second value of `model.export(config=True)`, which may have been a JSON file in between.
+
+    Returns:
+        The host in evaluation mode, made of torch's and the host's classes. Its weights are those of newborn parts:
+        load the exported network's state dict.
+
+    Raises:
+        ValueError: The config does not fit, or a blueprint of your own is not registered. The host is left as it was.
+
+    Example:
+        >>> plain, config = model.export(config=True)
+        >>> missing = simic.build_exported(make_net(), config).load_state_dict(plain.state_dict())
     """
     from simic.growth.model import GrowableModel  # which imports this module
 

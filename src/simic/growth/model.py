@@ -41,21 +41,34 @@ from simic.lifecycle.stages import LifecycleConfig, Stage
 
 
 class GrowableModel(nn.Module):
-    """Wraps a host so that seeds can grow behind some of its submodules.
+    """Wraps a host so that seeds can grow behind and beside some of its submodules.
 
     The host keeps its class, its parameter names in `state_dict`, and its attributes, which are read, set and deleted
     through the wrapper. If both have a name, such as `loss`, the wrapper's is used; the host's is `model.host.loss`.
-    `slots` are submodules by name, suffix ("q_proj"), pattern ("*.mlp", `re.compile(...)`) or class (`nn.Linear`), a
-    list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
-    `simic.find_slots(model, example_input)` lists what there is.
 
-    With `freeze_host` only seeds train, and those for frozen hosts are offered: LoRA beside linear layers, adapters
-    behind blocks. Parts that are to train along, such as a new head, are made trainable afterwards:
-    `model.host.head.requires_grad_(True)`.
+    Args:
+        model: The host, any nn.Module. It is wrapped, not copied.
+        slots: Submodules by name, suffix ("q_proj"), pattern (`"*.mlp"`, `re.compile(...)`) or class (`nn.Linear`), a
+            list of these, a table from these to a topology, "linear" for every linear layer but the head, or "auto".
+            `simic.find_slots(model, example_input)` lists what there is.
+        example_input: A batch of at least one sample, as the host takes it: a tensor, a tuple of arguments or a mapping
+            of keywords. Shapes of slots are found by running it.
+        lifecycle: Times and limits of seeds.
+        freeze_host: Only seeds train, and those for frozen hosts are offered: LoRA beside linear layers, adapters
+            behind blocks. Make parts that train along trainable afterwards: `model.host.head.requires_grad_(True)`.
+        rng_seed: Of the initial weights of seeds.
+        blueprints: Names of those that may grow; by default all that fit.
+        max_parameters: Budget that every controller keeps to: parameters of host and seeds together.
+        max_growth: The same as a multiple of the host's parameters, such as 2.0.
+        max_flops: Budget of operations of a forward pass over `example_input`.
 
-    `blueprints` are the names of those that may grow, by default all that fit. `max_parameters` (of host and seeds
-    together), `max_growth` (the same as a multiple of the host's, such as 2.0) and `max_flops` (operations of a forward
-    pass over `example_input`) are a budget that every controller keeps to.
+    Raises:
+        ValueError: A slot does not exist or cannot hold seeds, or its shape is ambiguous; the error says what to state.
+
+    Example:
+        >>> model = GrowableModel(net, slots="linear", example_input=x[:2], max_growth=3.0)
+        >>> model.slot_names
+        ('0',)
     """
 
     _built = False
@@ -212,7 +225,7 @@ class GrowableModel(nn.Module):
         return parameter_table(self.blueprint_names, [site.shape for site in self.sites])
 
     def growth(self) -> list[SlotReport]:
-        """What every slot holds."""
+        """What every slot holds: stage, blueprint, alpha, parameters and contribution, as `print_growth` shows."""
         return slot_reports(self)
 
     def print_growth(self, console: Console | None = None) -> None:
@@ -242,11 +255,22 @@ class GrowableModel(nn.Module):
     ) -> Any:
         """A plain copy in evaluation mode, independent of simic, with the fossils as ordinary layers.
 
-        Live seeds are left out, with a warning if the output depends on them; `live="keep"` keeps them at their alpha.
-        With `merge`, seeds that are linear (LoRA, low_rank) are folded into the weights of their layers.
-        With `config=True` the result is (network, config), see `simic.build_exported`; with `optimizer` it is (network,
-        optimizer), where the new optimizer trains the network with the old one's state; with both (network, config,
-        optimizer).
+        Args:
+            live: "drop" leaves live seeds out, with a warning if the output depends on them; "keep" keeps their alpha.
+            merge: Fold seeds that are linear (LoRA, low_rank) into the weights of their layers.
+            config: Also return what `simic.build_exported` needs.
+            optimizer: Also return an optimizer that trains the copy, with this one's settings and state.
+
+        Returns:
+            The network, or (network, config), (network, optimizer), (network, config, optimizer).
+
+        Raises:
+            ValueError: `merge` was combined with `config` or `optimizer`.
+
+        Example:
+            >>> plain = model.export()
+            >>> type(plain).__name__
+            'Sequential'
         """
         if merge and (config or optimizer is not None):
             raise ValueError("merge=True leaves no layers of seeds that a config or an optimizer could tell about")
@@ -289,7 +313,19 @@ class GrowableModel(nn.Module):
     # Changing.
 
     def execute(self, action: Action | np.ndarray) -> None:
-        """Carry out one action: an Action, or its row of indices (H,). An illegal one raises and changes nothing."""
+        """Carry out one action, as a controller would.
+
+        Args:
+            action: An `Action`, or its row of indices (H,).
+
+        Raises:
+            IllegalActionError: The lifecycle or the budget does not allow it; nothing changes.
+
+        Example:
+            >>> model.execute(simic.Action("germinate", model.slot_names[0], "mlp_small"))
+            >>> model.grown_slots == [model.slot_names[0]]
+            True
+        """
         names = self.slot_names
         row = action.encode(names, self.blueprint_names) if isinstance(action, Action) else np.asarray(action)
         check_actions(self.slot_state, row[None], self.lifecycle, names)

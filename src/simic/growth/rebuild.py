@@ -27,6 +27,15 @@ def save(model: GrowableModel, path: str | Path) -> None:
     """Write a model, with what rebuilds it, to one safetensors file; `simic.load(path, host)` reads it.
 
     To train on with the same optimizer and controller, use `GrowthScheduler.save`.
+
+    Args:
+        model: The model, grown or not.
+        path: The file; one that exists is replaced at once, never half.
+
+    Example:
+        >>> simic.save(model, "grown.safetensors")
+        >>> simic.load("grown.safetensors", make_net()).slot_names == model.slot_names
+        True
     """
     if not isinstance(model, GrowableModel):
         raise TypeError(f"model must be a GrowableModel, got a {type(model).__name__}; save others with torch.save")
@@ -36,12 +45,22 @@ def save(model: GrowableModel, path: str | Path) -> None:
 def load(path: str | Path, host: nn.Module, *, example_input: ExampleInput | None = None) -> GrowableModel:
     """Rebuild a grown model around a freshly built host: its slots, settings, seeds and weights.
 
-    `path` is what `simic.save`, `GrowthScheduler.save` or `torch.save(model.state_dict(), path)` wrote. Blueprints of
-    your own must be registered before. `example_input` is needed for files of earlier versions only; without it the
-    model's example is random numbers of the shapes that were saved. A host on the meta device gets the tensors of the
-    file. A refused load leaves the host as it was.
+    Args:
+        path: What `simic.save`, `GrowthScheduler.save` or `torch.save(model.state_dict(), path)` wrote.
+        host: A network of the same class as the one that was saved. On the meta device it gets the tensors of the file.
+        example_input: Needed for files of earlier versions only; without it the model's example is random numbers of
+            the shapes that were saved.
 
-        model = simic.load("grown.safetensors", Net())
+    Returns:
+        The model around `host`.
+
+    Raises:
+        ValueError: The file does not belong to the host, or a blueprint of your own is not registered. The host is left
+            as it was.
+
+    Example:
+        >>> simic.save(model, "grown.safetensors")
+        >>> again = simic.load("grown.safetensors", make_net())
     """
     if isinstance(host, GrowableModel):
         raise ValueError("host is a GrowableModel already: pass the network inside it, freshly built")

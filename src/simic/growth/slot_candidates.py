@@ -74,12 +74,22 @@ class SlotCandidates(list[SlotCandidate]):
 def find_slots(model: nn.Module, example_input: ExampleInput, slots: Slots | None = None) -> SlotCandidates:
     """What could be a slot of a model: every submodule with a weight matrix, or those that `slots` names.
 
-        candidates = simic.find_slots(model, x)
-        print(candidates)                 # a table with shapes, calls in a pass, and reasons
-        candidates[0].reason, candidates.names
+    Args:
+        model: The host, which is left as it is.
+        example_input: As for GrowableModel.
+        slots: What GrowableModel takes, so that a pattern can be tried. Submodules without weights, such as activation
+            functions, may be slots too if they are named.
 
-    `slots` is what GrowableModel takes, so that a pattern can be tried. Submodules without weights, such as activation
-    functions, may be slots too if they are named. The model is left as it is.
+    Returns:
+        A list that prints as a table. Its `names` are those of the usable slots; each row has `name`, `kind`, `runs`,
+        `output_shape`, `shape`, `grows`, `auto` and `reason` (why it cannot be a slot).
+
+    Raises:
+        ValueError: A name or pattern matches nothing.
+
+    Example:
+        >>> simic.find_slots(net, x[:2], "linear").names
+        ['0']
     """
     if isinstance(model, GrowableModel):
         raise ValueError(

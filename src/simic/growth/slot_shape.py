@@ -18,7 +18,14 @@ class AmbiguousShapeError(ValueError):
 
 @dataclass(frozen=True)
 class SlotShape:
-    """The shape of what a slot's submodule puts out and, if a seed can read it, of what goes in."""
+    """The shape of what a slot's submodule puts out and, if a seed can read it, of what goes in.
+
+    Blueprints get one:
+
+        >>> shape = simic.find_slots(net, x[:2], ["0"])[0].shape
+        >>> shape.topology, shape.features, shape.in_features
+        ('features', 16, 8)
+    """
 
     topology: str
     features: int

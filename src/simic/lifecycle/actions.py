@@ -24,7 +24,11 @@ from simic.lifecycle.ramps import CURVES
 
 
 class Op(IntEnum):
-    """The operations a controller can choose from."""
+    """The operations a controller can choose from.
+
+    >>> str(simic.Op.SET_ALPHA_TARGET)
+    'set_alpha_target'
+    """
 
     WAIT = 0
     GERMINATE = 1
@@ -89,7 +93,22 @@ HEAD_VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """One action by value; heads that `op` does not use are ignored."""
+    """One action by value; heads that `op` does not use are ignored.
+
+    Args:
+        op: wait, germinate, set_alpha_target, prune, fossilize or advance.
+        slot: The slot, by name or index.
+        blueprint: What germinates, by name or index.
+        style: How a seed is blended: linear-add, linear-multiply, sigmoid-add or gated.
+        tempo: Length of a seed's first alpha ramp, in decisions: 3, 5 or 8.
+        alpha_target: 0.5, 0.7 or 1.0.
+        alpha_speed: Length of later ramps, in decisions: 0, 3, 5 or 8.
+        alpha_curve: Course of later ramps: linear, cosine, sigmoid-6, sigmoid-12 or sigmoid-24.
+
+    Example:
+        >>> print(simic.Action("prune", "block1", alpha_speed=3))
+        prune slot=block1 alpha_speed=3 alpha_curve=linear
+    """
 
     op: str = "wait"
     slot: str | int = 0

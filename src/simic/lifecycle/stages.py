@@ -10,7 +10,11 @@ from typing import Literal, get_args
 
 
 class Stage(IntEnum):
-    """Stage of a slot."""
+    """Stage of a slot, from dormant to fossilized, or over pruned back to dormant.
+
+    >>> [report.stage == simic.Stage.DORMANT for report in model.growth()]
+    [True]
+    """
 
     DORMANT = 0
     GERMINATED = 1
@@ -39,6 +43,14 @@ NEXT: dict[Stage, frozenset[Stage]] = {
 }
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 """Stages of a seed that is neither fossilized nor pruned yet."""
+STAGE_COLOURS = {
+    Stage.GERMINATED: "#E69F00",
+    Stage.TRAINING: "#CC79A7",
+    Stage.BLENDING: "#56B4E9",
+    Stage.HOLDING: "#1A80C4",
+    Stage.FOSSILIZED: "#009E73",
+}
+"""In figures, of the stages in which a slot holds a seed; safe for colour blindness."""
 
 Incubation = Literal["direct", "shadow", "straight_through"]
 MAX_SEEDS_PER_SLOT = 8
@@ -46,12 +58,22 @@ INCUBATIONS: tuple[Incubation, ...] = get_args(Incubation)
 
 
 class IllegalActionError(ValueError):
-    """An action that the lifecycle rules refuse; the state is unchanged."""
+    """An action that the lifecycle rules or the budget refuse; the state is unchanged.
+
+    >>> model.execute(simic.Action("prune", 0))
+    Traceback (most recent call last):
+    simic.lifecycle.stages.IllegalActionError: ...
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LifecycleConfig:
-    """Lifecycle settings; times are in decisions, one host epoch each."""
+    """Lifecycle settings; times are in decisions, one host epoch each.
+
+    >>> lifecycle = simic.LifecycleConfig(seeds_per_slot=2, embargo_decisions=5)
+    >>> GrowableModel(make_net(), example_input=x[:2], lifecycle=lifecycle).slot_names
+    ('0', '0#2')
+    """
 
     incubation: Incubation = "direct"
     """How a seed is trained before it affects the output: direct, shadow or straight_through."""

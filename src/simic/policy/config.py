@@ -12,7 +12,10 @@ CoreName = Literal["lstm", "gru"]
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """The architecture of a policy network."""
+    """The architecture of a policy network.
+
+    >>> config = replace(simic.preset(), policy=simic.PolicyConfig(hidden_size=64, core="gru"))
+    """
 
     network: str = field(default="factored", metadata={"choices": lambda: POLICIES})
     """The registered network; see `@simic.policy_network`."""

@@ -61,7 +61,14 @@ class Features(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """The interface that the learner needs of a network. Subclasses set the attributes below and the three methods."""
+    """The interface that the learner needs of a network. Subclasses set the attributes below and the three methods.
+
+    See `simic.policy_network` for how to register one.
+
+    Example::
+
+        network = simic.train().agent.network  # the trained one
+    """
 
     tree: ActionTree
     config: PolicyConfig

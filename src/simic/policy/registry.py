@@ -18,10 +18,24 @@ POLICIES: Registry[BuildNetwork] = Registry("policy network")
 
 
 def policy_network(name: str) -> Callable[[Builder], Builder]:
-    """Register a subclass of `simic.ActorCritic`, called with (base_size, slot_size, blueprint_size, config).
+    """Register a subclass of `simic.ActorCritic`, for `--policy.network NAME`.
 
-    The sizes are the features of a host, a slot and a blueprint; see `simic.control.observation`. The network must have
-    the action tree of the built-in one (`GROWTH_TREE`).
+    Args:
+        name: Its name in settings and files.
+
+    Returns:
+        A decorator. The class is called with (base_size, slot_size, blueprint_size, config); the sizes are the features
+        of a host, a slot and a blueprint, see `simic.control.observation`. The network must have the action tree of the
+        built-in one (`GROWTH_TREE`).
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> from simic.policy.network import FactoredRecurrentActorCritic
+        >>> @simic.policy_network("doc_network")
+        ... class DocNetwork(FactoredRecurrentActorCritic):
+        ...     pass  # the built-in network under another name
     """
 
     POLICIES.check_new(name)

@@ -35,7 +35,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """Which reward the controller is trained with. All amounts are points: percent of quality."""
+    """Which reward the controller is trained with. All amounts are points: percent of quality.
+
+    >>> sorted(simic.RewardConfig(weights={"intervention": 0.5}).term_weights)
+    ['compute', 'intervention', 'rollback', 'score']
+    """
 
     scheme: str = field(default="score", metadata={"choices": lambda: SCHEMES})
     """The registered scheme: which terms are summed, with which weights; see `@simic.reward`."""
@@ -126,7 +130,23 @@ SCHEMES: Registry[Callable[[], Mapping[str, float]]] = Registry("reward scheme")
 
 
 def reward_term(name: str, *, bound: float | Callable[[RewardConfig], float]) -> Callable[[Function], Function]:
-    """Register a function `(Transition, RewardConfig) -> points (N,)`, clamped to +-bound."""
+    """Register a function `(transition, config) -> points (N,)` as a term of rewards.
+
+    Args:
+        name: For schemes and for `--reward.weights.NAME`.
+        bound: Maximum magnitude of the points, which are clamped to it: a number, or a function of the `RewardConfig`.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ValueError: The bound is not positive and finite, or the name is taken.
+
+    Example:
+        >>> @simic.reward_term("doc_frugality", bound=10.0)
+        ... def frugality(transition, config):
+        ...     return -1e-3 * (transition.parameters_after - transition.parameters_before)
+    """
     if not callable(bound) and not 0 < bound < np.inf:
         raise ValueError(f"bound of reward term {name} must be positive and finite, got {bound}")
     limit = bound if callable(bound) else lambda config, value=bound: value
@@ -141,7 +161,22 @@ def reward_term(name: str, *, bound: float | Callable[[RewardConfig], float]) ->
 
 
 def reward(name: str) -> Callable[[Function], Function]:
-    """Register a reward scheme: a function without arguments that returns {term: weight}."""
+    """Register a reward scheme: a function without arguments that returns {term: weight}.
+
+    Args:
+        name: For `--reward NAME` and `RewardConfig(scheme=NAME)`.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> @simic.reward("doc_scheme")
+        ... def scheme():
+        ...     return {"score": 1.0, "intervention": 0.1}
+    """
 
     SCHEMES.check_new(name)
 

@@ -16,7 +16,15 @@ from simic.rewards.score import quality
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """State before, action and state after one decision of N hosts. Missing measurements are NaN."""
+    """State before, action and state after one decision of N hosts. Missing measurements are NaN.
+
+    What a reward term gets: (N,) arrays of hosts, (N, S) arrays of slots.
+
+    Example::
+
+        def no_pruning(transition, config):
+            return -(transition.op == simic.Op.PRUNE).astype(float)
+    """
 
     op: np.ndarray
     """The operation (N,)."""

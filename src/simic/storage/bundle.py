@@ -49,7 +49,20 @@ class BundleVersionError(BundleError):
 
 
 def save_bundle(path: str | Path, tree: Any) -> None:
-    """Write `tree` atomically; equal trees give equal bytes. A symbolic link at `path` is replaced, not followed."""
+    """Write a tree of plain values and tensors to one safetensors file, atomically. Equal trees give equal bytes.
+
+    Args:
+        path: The file. A symbolic link there is replaced, not followed.
+        tree: Nested dicts, lists and tuples of numbers, texts, tensors and numpy arrays.
+
+    Raises:
+        TypeError: The tree holds something else.
+
+    Example:
+        >>> simic.save_bundle("state.safetensors", {"step": 3, "weights": torch.ones(2)})
+        >>> simic.load_bundle("state.safetensors")["step"]
+        3
+    """
     write_file(path, encode_bundle(tree))
 
 
@@ -74,7 +87,24 @@ def encode_bundle(tree: Any) -> bytes:
 
 
 def load_bundle(path: str | Path, *, max_bytes: int | None = None, follow_links: bool = True) -> Any:
-    """Read what `save_bundle` wrote. A damaged or foreign file, or one larger than `max_bytes`, raises BundleError."""
+    """Read what `save_bundle` wrote. Nothing in the file is executed.
+
+    Args:
+        path: The file.
+        max_bytes: Refuse larger files.
+        follow_links: Whether `path` may be a symbolic link.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ValueError: The file is damaged, foreign, or larger than `max_bytes` (BundleError).
+
+    Example:
+        >>> simic.save_bundle("state.safetensors", {"step": 3})
+        >>> simic.load_bundle("state.safetensors")
+        {'step': 3}
+    """
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)

@@ -29,7 +29,17 @@ def augmented(augment: Augment, inputs: Tensor, generator: torch.Generator) -> T
 
 @dataclass(frozen=True)
 class CropAndFlip:
-    """Shifts every image by up to `padding` pixels, with zeros where nothing is left, and mirrors half of them."""
+    """Shifts every image by up to `padding` pixels, with zeros where nothing is left, and mirrors half of them.
+
+    Args:
+        padding: Largest shift in each direction, in pixels.
+        flip: Whether half of the images are mirrored left to right.
+
+    Example:
+        >>> augment = simic.CropAndFlip(padding=2)
+        >>> augment(torch.zeros(4, 3, 8, 8), torch.Generator()).shape
+        torch.Size([4, 3, 8, 8])
+    """
 
     padding: int = 4
     flip: bool = True

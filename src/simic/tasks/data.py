@@ -37,7 +37,13 @@ CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Data:
-    """Inputs and labels of the three splits: classes as integers, or standardised numbers to predict as floats."""
+    """Inputs and labels of the three splits: classes as integers, or standardised numbers to predict as floats.
+
+    >>> splits = {f"{name}_x": x[:32] for name in ("train", "validation", "test")}
+    >>> data = simic.Data(**splits, train_y=y[:32], validation_y=y[:32], test_y=y[:32], num_classes=2)
+    >>> data.is_regression
+    False
+    """
 
     train_x: Tensor
     train_y: Tensor

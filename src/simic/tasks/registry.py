@@ -58,12 +58,26 @@ FAMILIES: Registry[DrawTask] = Registry("task family")
 
 
 def task(name: str, *, find_files: FindFiles | None = None, own_loop: bool = False) -> Callable[[Function], Function]:
-    """Register a function that returns a `simic.Task`. It is called without arguments.
+    """Register a function that returns a `simic.Task`; it is called without arguments.
 
-    A function that reads files takes the keyword `data_dir` (a Path, or None for the usual place). `find_files` gets
-    the same and raises FileNotFoundError, so that a missing file is reported before any work is done. With `own_loop`,
-    `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own would: to
-    measure controllers there, and for hosts that cannot be stacked.
+    Args:
+        name: For `--task NAME` and everywhere else.
+        find_files: Of a task that reads files. Its function takes the keyword `data_dir` (a Path, or None for the usual
+            place); `find_files` gets the same and raises FileNotFoundError, so that a missing file is reported before
+            any work is done.
+        own_loop: `simic evaluate` trains each host by itself through `GrowthScheduler`, as a training loop of your own
+            would: to measure controllers there, and for hosts that cannot be stacked.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> @simic.task("doc_task")
+        ... def doc_task():
+        ...     return simic.Task(data=data, make_host=make_host, slots=("stem",), batch_size=16, learning_rate=1e-2)
     """
 
     TASKS.check_new(name)
@@ -79,7 +93,20 @@ def task(name: str, *, find_files: FindFiles | None = None, own_loop: bool = Fal
 def family(name: str) -> Callable[[Function], Function]:
     """Register a function `(rng_seed, split) -> simic.Task`: the task is determined by both.
 
-    Splits should have nothing in common, so that held_out tasks tell how a controller generalises.
+    Args:
+        name: For `--task NAME`, and with a split `simic evaluate --tasks NAME:held_out`.
+
+    Returns:
+        A decorator. Splits (train, validation, held_out) should have nothing in common, so that held_out tasks tell how
+        a controller generalises.
+
+    Raises:
+        ValueError: The name is taken.
+
+    Example:
+        >>> @simic.family("doc_family")
+        ... def doc_family(rng_seed, split):
+        ...     return simic.Task(data=data, make_host=make_host, slots=("stem",), batch_size=16, learning_rate=1e-2)
     """
 
     FAMILIES.check_new(name)

@@ -88,7 +88,12 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """What hosts learn, and how they are trained."""
+    """What hosts learn, and how they are trained.
+
+    >>> task = simic.Task(data=data, make_host=make_host, slots=("stem",), batch_size=16, learning_rate=1e-2)
+    >>> task.steps_per_host_epoch
+    2
+    """
 
     name: str = "unnamed"
     """Set by the registry to the name that the task is registered under."""

@@ -32,13 +32,22 @@ class RunTables(dict[str, "DataFrame"]):
 
 
 def read_tables(*runs: str | PathLike[str]) -> RunTables:
-    """The events of runs as pandas frames, which needs `pip install 'simic-rl[analysis]'`.
+    """The events of runs as pandas frames.
+
+    Args:
+        runs: Run directories, finished or under way; a directory of runs stands for all of them.
+
+    Returns:
+        A mapping from the name of a table to its frame; `simic query RUN` lists the tables and their columns.
+
+    Raises:
+        ImportError: pandas is not installed: `pip install 'simic-rl[analysis]'`.
+        FileNotFoundError: There is no such run.
+
+    Example::
 
         tables = simic.read_tables("runs/a", "runs/b")
         tables["updates"].pivot(index="update", columns="run", values="score").plot()
-
-    A run may still be under way; a directory of runs stands for all of them. `simic query RUN` lists the tables and
-    their columns.
     """
     try:
         import pandas  # pyright: ignore[reportMissingImports]

@@ -6,9 +6,10 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,11 +23,12 @@ from simic.growth.model import GrowableModel
 from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
 from simic.lifecycle.stages import LifecycleConfig
 from simic.scheduler.decision import Decision
+from simic.scheduler.log import closing_log
 from simic.scheduler.scheduler import GrowthScheduler
 from simic.storage.files import write_file
 from simic.tasks.registry import make_task
 from simic.tasks.task import SGD_MOMENTUM, Length, Task, evaluate
-from simic.training.progress import Progress
+from simic.training.progress import Progress, say
 from simic.workers.threads import single_thread
 
 HOST_EPOCHS = 40
@@ -69,19 +71,41 @@ def grow(
     rng_seed: int = 0,
     lifecycle: LifecycleConfig | None = None,
     data_dir: str | os.PathLike[str] | None = None,
+    log: str | os.PathLike[str] | None = None,
     prepare: Callable[[GrowableModel], None] = lambda model: None,
     before_host_epoch: Callable[[GrowableModel], None] = lambda model: None,
     on_decision: Callable[[Decision], None] = lambda decision: None,
 ) -> Grown:
-    """Train a new host of a task for `host_epochs`, by default as long as it says, or 40; a decision follows each one.
+    """Train a new host of a task and let a controller grow it; a decision follows each host epoch.
 
-    A task is a `simic.Task`, a name, or `module:function`, a function that returns a `simic.Task`. A controller is a
-    name, the path of a saved controller or plan, or an object, such as `TrainingResult.controller`. The rng seed fixes
-    initial weights, batches and seeds; the global random state is left as it was.
+    The global random state is left as it was.
+
+    Args:
+        task: A `simic.Task`, a name, or `module:function`, a function that returns a `simic.Task`.
+        controller: A name, the path of a saved controller or plan, or an object such as `TrainingResult.controller`.
+        host_epochs: By default as long as the task says, or 40.
+        rng_seed: Of initial weights, batches and seeds.
+        lifecycle: Times and limits of seeds.
+        data_dir: Directory of the files of a task that reads some.
+        log: Directory of a log for `simic watch`; by default nothing is written.
+        prepare: Called with the model before the training.
+        before_host_epoch: Called with the model before every host epoch.
+        on_decision: Called with every `Decision`.
+
+    Returns:
+        The model, its exported network (`plain`), the decisions and the test accuracy.
+
+    Raises:
+        ValueError: There is no such task or controller.
+
+    Example:
+        >>> grown = simic.grow("digits-mlp", host_epochs=2)
+        >>> 0 <= grown.test_accuracy <= 1
+        True
     """
     task = load_task(task, data_dir) if isinstance(task, str) else task
     length = length_of(task, host_epochs)
-    with preserved_rng():
+    with preserved_rng(), closing_log(log):
         torch.manual_seed(rng_seed)
         batches = torch.Generator().manual_seed(rng_seed)
         example = task.data.train_x[:2]
@@ -102,6 +126,7 @@ def grow(
             horizon=length.told_host_epochs,
             train_samples=len(task.data.train_x),
             rng_seed=rng_seed,
+            log=None if log is None else Path(log),
         )
         for _ in range(length.host_epochs):
             before_host_epoch(model)
@@ -143,6 +168,7 @@ def print_growing(
     host_epochs: int | None,
     rng_seed: int,
     data_dir: Path | None,
+    log: Path | None,
     out: Path | None,
     quiet: bool,
 ) -> None:
@@ -151,23 +177,32 @@ def print_growing(
     planned = length_of(task, host_epochs).host_epochs
     make_controller(controller)  # a file that does not fit is refused before the first training
     progress = Progress(quiet=quiet)
-
-    def train(decider: str, label: str, show: Callable[[Decision], None]) -> Grown:
-        def on_decision(decision: Decision) -> None:
-            progress.bar(decision.index + 1, planned)
-            show(decision)
-
-        progress.describe(label)
-        return grow(
-            task, decider, host_epochs=host_epochs, rng_seed=rng_seed, lifecycle=lifecycle, on_decision=on_decision
-        )
-
+    common: dict[str, Any] = {"host_epochs": host_epochs, "rng_seed": rng_seed, "lifecycle": lifecycle}
     with single_thread(), progress:
-        alone = train("wait", "host alone", lambda decision: None)
-        grown = train(controller, "growing host", lambda decision: _show_changes(progress, decision))
+        alone = grow_with_bar(task, "wait", progress, "host alone", planned, **common)
+        grown = grow_with_bar(task, controller, progress, "growing host", planned, log=log, **common)
+    print_result(task.name, planned, alone, grown)
+    if out is not None:
+        grown.save(out)
+        say(f"the grown network is in {out}")
+
+
+def grow_with_bar(task: Task, controller: str, progress: Progress, label: str, planned: int, **settings: Any) -> Grown:
+    """Call `grow` with these settings, show its progress, and print every change of a stage."""
+
+    def on_decision(decision: Decision) -> None:
+        progress.bar(decision.index + 1, planned)
+        print_changes(progress, [decision])
+
+    progress.describe(label)
+    return grow(task, controller, on_decision=on_decision, **settings)
+
+
+def print_result(task_name: str, planned: int, alone: Grown, grown: Grown) -> None:
+    """Print the slots of the grown host, both test accuracies, and the seeds that its export leaves out."""
     result = Progress()  # also if quiet
     grown.model.print_growth(result.console)
-    result.print(f"test accuracy of {task.name} after {planned} host epochs:")
+    result.print(f"test accuracy of {task_name} after {planned} host epochs:")
     result.print(f"  before growth (host alone) {alone.test_accuracy:7.2%}  {alone.parameters:,} parameters")
     result.print(f"  after growth  (exported)   {grown.test_accuracy:7.2%}  {grown.parameters:,} parameters")
     if grown.left_out:
@@ -175,9 +210,6 @@ def print_growing(
             f"the exported network leaves out seeds that are not fossils: {describe_seeds(grown.left_out)}; "
             "more --host-epochs give them time"
         )
-    if out is not None:
-        grown.save(out)
-        result.print(f"the grown network is in {out}")
 
 
 def length_of(task: Task, host_epochs: int | None = None) -> Length:
@@ -218,10 +250,13 @@ def load_task(name: str, data_dir: str | os.PathLike[str] | None = None) -> Task
     return task
 
 
-def _show_changes(progress: Progress, decision: Decision) -> None:
-    for change in decision.changes:
-        measured = "" if change.contribution != change.contribution else f"  contribution {change.contribution:+.4f}"
-        progress.print(
-            f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {change.slot}: "
-            f"{change.blueprint} {change.old} -> {change.new}{measured}"
-        )
+def print_changes(progress: Progress, decisions: Iterable[Decision]) -> None:
+    """Print a line for each change of a stage."""
+    for decision in decisions:
+        for change in decision.changes:
+            known = change.contribution == change.contribution
+            measured = f"  contribution {change.contribution:+.4f}" if known else ""
+            progress.print(
+                f"host epoch {decision.index + 1:3d}  val loss {decision.val_loss:.4f}  {change.slot}: "
+                f"{change.blueprint} {change.old} -> {change.new}{measured}"
+            )

@@ -17,6 +17,7 @@ from simic.control.registry import CONTROLLERS
 from simic.environment.lookahead_config import LOOKAHEAD
 from simic.registry import nearest_entry
 from simic.storage.files import check_regular, output_error
+from simic.storage.run_directory import RunDirectory, RunExistsError
 from simic.tasks.registry import check_data
 from simic.training.used_settings import find_episode_files, trains_hosts
 from simic.workers.placement import check_backend
@@ -43,6 +44,14 @@ def check_output_directory(path: Path) -> None:
         raise output_error(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
     if not os.access(existing, os.W_OK | os.X_OK):
         raise output_error(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def check_log(path: Path) -> None:
+    """Raise unless the directory can be written to and holds no run yet."""
+    check_output_directory(path)
+    own = RunDirectory(path)
+    if any(os.path.lexists(file) for file in (own.config, own.events, own.process)):
+        raise RunExistsError(f"{path} holds a run: name another directory, or remove it")
 
 
 def check_output_file(path: Path) -> None:

@@ -16,12 +16,26 @@ OnUpdate = Callable[[int, Mapping[str, float]], bool | None]
 
 
 class StopTraining(Exception):
-    """Raise it in `on_update` to end a run early; the result is that of the last whole update."""
+    """Raise it in `on_update` of `simic.train` to end a run early; the result is that of the last whole update.
+
+    Example::
+
+        def stop(updates, metrics):
+            if metrics["score"] > 90:
+                raise simic.StopTraining
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """A trained controller and how training went. The agent has the state of the last whole update."""
+    """A trained controller and how training went. The agent has the state of the last whole update.
+
+    Example::
+
+        result = simic.train()
+        result.save("mine.safetensors")  # for GrowthScheduler(..., "mine.safetensors")
+        result.to_pandas().plot(x="update", y="score")
+    """
 
     status: Status
     """`stopped` by a signal or by `on_update`; `diverged` when the policy broke, with the last good weights."""
