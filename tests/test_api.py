@@ -183,6 +183,7 @@ def test_one_directory_has_one_run_at_a_time(tmp_path, tiny_task):
         simic.train(tiny_run.make_config(), out=tmp_path, on_update=on_update)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_trains_with_workers(empty):
     """Nothing but the script's own lines runs, once."""
     (empty / "script.py").write_text(
@@ -272,6 +273,7 @@ def test_objects_for_workers_must_be_sendable(compete_on):
         simic.evaluate({"own": WaitController}, ["digits-mlp"])  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_objects_in_workers_give_the_same_results():
     def compare(workers: int) -> dict[str, Any]:
         own = {"own": WaitController(), "planted": LearnedController(make_planted(EAGER))}

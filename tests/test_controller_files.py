@@ -154,7 +154,9 @@ def refusal(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str
     return said
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [name if name == "inspect" else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
+)
 def test_every_command_refuses_every_damage(command, tmp_path, capsys):
     path = tmp_path / "odd.safetensors"
     for name in DAMAGES:

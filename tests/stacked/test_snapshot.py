@@ -164,7 +164,7 @@ def bytes_alive() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.parametrize("episodes", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("episodes", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_memory_is_flat_over_many_episodes(episodes):
     hosts, everyone = new_hosts(), np.ones(4, dtype=bool)
     snapshot, rng = Snapshot(hosts), np.random.default_rng(0)
