@@ -16,6 +16,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from helpers.tiers import slow_but
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,7 +45,7 @@ CASES = [
     if name in SPECIAL.get(host, [name] if TOPOLOGY.get(host, host) in blueprint.topologies else [])
 ]
 EVERY_SEED = pytest.mark.parametrize(("kind", "blueprint"), CASES)
-EVERY_INCUBATION = pytest.mark.parametrize("incubation", INCUBATIONS)
+EVERY_INCUBATION = pytest.mark.parametrize("incubation", slow_but(["direct", "shadow"], INCUBATIONS))
 TARGETS = torch.tensor([0, 1, 2])
 
 
@@ -210,7 +211,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
 
-@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
+@pytest.mark.parametrize("incubation", slow_but(["shadow"], ["shadow", "straight_through"]))
 @EVERY_SEED
 def test_a_seed_in_training_learns_and_the_host_does_not_feel_it(kind, blueprint, incubation):
     x = example(kind)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tiers import slow_but
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -533,7 +534,7 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", slow_but(["LambdaLR", "ReduceLROnPlateau", "OneCycleLR", "SequentialLR"], RATES))
 def test_every_learning_rate_scheduler_is_restored(name, tmp_path):
     saved = grown(rates=[RATES[name]])
     saved.save(tmp_path / "run")

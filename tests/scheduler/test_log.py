@@ -197,7 +197,12 @@ if sys.argv[3] != "done":
 
 
 @pytest.mark.parametrize(
-    ("ending", "reason"), [("done", ""), ("failed", "ValueError: <boom>"), ("stopped", "interrupted")]
+    ("ending", "reason"),
+    [
+        ("failed", "ValueError: <boom>"),
+        pytest.param("done", "", marks=pytest.mark.slow),
+        pytest.param("stopped", "interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_how_the_process_ended_is_noted(tmp_path, ending, reason):
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path / "own"), ending]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.grown_hosts import KINDS, grown_hosts
 from helpers.one_device import OneDevice
+from helpers.tiers import slow_but
 
 from simic.lifecycle.stages import INCUBATIONS, Stage
 from simic.stacked.data import StackedData
@@ -40,8 +41,8 @@ def tensors_of(hosts: StackedHosts) -> list[torch.Tensor]:
     return rows + [tensor for segment in hosts.segments for tensor in segment.state_dict().values()]
 
 
-@pytest.mark.parametrize("hosts_at_once", [None, 5])
-@pytest.mark.parametrize("incubation", INCUBATIONS)
+@pytest.mark.parametrize("hosts_at_once", slow_but([5], [None, 5]))
+@pytest.mark.parametrize("incubation", slow_but(["shadow"], INCUBATIONS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_step_stays_on_its_device(kind, incubation, hosts_at_once):
     hosts = grown_hosts(kind, incubation, device="meta")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.grown_hosts import KINDS, SLOTS, STYLE_OF, grown_hosts
+from helpers.tiers import slow_but
 
 from simic import Action
 from simic.lifecycle.stages import INCUBATIONS, Incubation, Stage
@@ -43,7 +44,7 @@ def tensors_of(hosts: StackedHosts) -> list[torch.Tensor]:
 
 
 @LOW
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["features", "images"], KINDS))
 def test_hosts_learn_as_in_float32(kind, low):
     hosts, losses = trained(kind, low)
     _, expected = trained(kind, "float32")
