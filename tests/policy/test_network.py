@@ -22,7 +22,7 @@ from simic.policy.network import (
     compile_network,
     unwrap,
 )
-from simic.policy.recurrence import split_episodes
+from simic.policy.segments import split_episodes
 
 BASE, SLOT, BLUEPRINT = 5, 6, 4
 SMALL = PolicyConfig(hidden_size=8, encoding_size=8)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simic.policy.recurrence import Core, Pieces, split_episodes, split_for_pieces, split_pieces, state_health
+from simic.policy.recurrence import Core, state_health
+from simic.policy.segments import Pieces, split_episodes, split_for_pieces, split_pieces
 
 INPUTS, HIDDEN = 3, 4
 
@@ -94,7 +95,7 @@ def test_nothing_passes_from_an_episode_to_the_next_of_its_row(name):
     first[[0, 40, 50]] = True
     segments = split_episodes(first)
     assert segments is not None
-    assert segments.calls == ((40, 2),)  # the first episode, and behind each other the two short ones
+    assert segments.rows.calls == ((40, 2),)  # the first episode, and behind each other the two short ones
     x = torch.randn(60, 1, INPUTS, requires_grad=True)
     other = torch.cat([torch.randn(50, 1, INPUTS), x[50:].detach()])
     state = torch.zeros(1, core.state_size)
@@ -181,9 +182,9 @@ def test_every_step_is_found_and_rows_are_filled(seed, steps):
     segments = split_episodes(first)
     if segments is None:
         return
-    assert segments.source[segments.back].tolist() == list(range(3 * steps))
-    ((length, rows),) = segments.calls
-    assert len(segments.source) == length * rows
+    assert segments.rows.source[segments.rows.back].tolist() == list(range(3 * steps))
+    ((length, rows),) = segments.rows.calls
+    assert len(segments.rows.source) == length * rows
     assert (rows - 1) * length <= 2 * (3 * steps + first.sum())
 
 
@@ -193,7 +194,7 @@ def test_longer_rows_are_taken_where_they_need_fewer_entries():
     first[[0, 20, 30]] = True
     segments = split_episodes(first)
     assert segments is not None
-    assert segments.calls == ((24, 2),)
+    assert segments.rows.calls == ((24, 2),)
 
 
 def test_orthogonal_weights_and_zero_biases():

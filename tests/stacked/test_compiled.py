@@ -1,11 +1,10 @@
-"""What compiled functions are made of: numbers against torch, and the cache that follows all sources."""
+"""What compiled functions are made of: numbers against torch."""
 
 import numba
 import numpy as np
 import pytest
 import torch
 
-from simic.stacked.compiled.cache import source_stamp
 from simic.stacked.compiled.elementwise import activate
 from simic.stacked.compiled.instructions import GELU, RELU, SIGMOID, TANH
 
@@ -43,19 +42,3 @@ def test_nan_stays_nan_and_zero_gives_what_torch_gives(op):
     run(op, x, y, slope)
     assert np.isnan(y[0])
     assert y[1] == FUNCTIONS[op](torch.zeros(())).item()
-
-
-def test_compiled_functions_are_renewed_when_any_source_changes(tmp_path):
-    (tmp_path / "a.py").write_text("A = 1\n")
-    (tmp_path / "b.py").write_text("B = 1\n")
-    before = source_stamp(tmp_path)
-    assert source_stamp(tmp_path) == before
-    (tmp_path / "b.py").write_text("B = 2\n")
-    assert source_stamp(tmp_path) != before
-
-
-def test_entry_points_are_kept_under_that_stamp():
-    from simic.stacked.compiled import adamw, machine
-
-    for function in (machine.differentiate, machine.evaluate, adamw.step_adamw):
-        assert function._cache._cache_file._source_stamp == source_stamp()

@@ -19,7 +19,8 @@ from simic.policy.network import (
     orthogonal,
     pad_rows,
 )
-from simic.policy.recurrence import Core, EpisodeSegments
+from simic.policy.recurrence import Core
+from simic.policy.segments import EpisodeSegments
 
 
 class RecurrentActorCritic(ActorCritic):

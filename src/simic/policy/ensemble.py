@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from simic.policy.action_tree import ActionTree, TreeDistribution
 from simic.policy.masked_categorical import MaskedCategorical
 from simic.policy.network import ActorCritic, Observation, Output
-from simic.policy.recurrence import EpisodeSegments
+from simic.policy.segments import EpisodeSegments
 
 MIN_MEMBERS = 2
 

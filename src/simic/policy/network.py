@@ -21,7 +21,8 @@ from simic.policy.blueprint_tables import TABLES, WHICH
 from simic.policy.config import PolicyConfig
 from simic.policy.masked_categorical import ILLEGAL
 from simic.policy.normalization import Normalizer
-from simic.policy.recurrence import Core, EpisodeSegments
+from simic.policy.recurrence import Core
+from simic.policy.segments import EpisodeSegments
 
 Observation = dict[str, Tensor]
 GROWTH_TREE = ActionTree(HEADS, HEAD_USED, pointed=("blueprint", "slot"))
@@ -303,6 +304,18 @@ def is_present(features: Tensor) -> Tensor:
     return (features != 0).any(-1)
 
 
+class _CompiledNetwork(nn.Module):
+    """A network whose segments are laid out outside of the graph."""
+
+    def __init__(self, network: ActorCritic, graph: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod, self._graph = network, graph
+
+    def forward(self, observation: Observation, state: Tensor, segments: EpisodeSegments | None = None) -> Output:
+        _ = segments and segments.rows
+        return self._graph(observation, state, segments)
+
+
 def compile_network(network: ActorCritic, **options: Any) -> nn.Module:
     """The network compiled by `torch.compile` as one graph; `options` are passed on.
 
@@ -313,7 +326,7 @@ def compile_network(network: ActorCritic, **options: Any) -> nn.Module:
     torch._dynamo.config.allow_rnn = True  # otherwise the graph breaks at the recurrent core
     compiled = torch.compile(network, fullgraph=True, **options)
     assert isinstance(compiled, nn.Module)
-    return compiled
+    return _CompiledNetwork(network, compiled)
 
 
 def unwrap(network: nn.Module) -> ActorCritic:

@@ -29,7 +29,7 @@ from simic.policy.agent_state import (
 )
 from simic.policy.blueprint_tables import share_blueprints
 from simic.policy.network import Output, check_heads, unwrap
-from simic.policy.recurrence import Pieces, split_for_pieces
+from simic.policy.segments import Pieces, split_for_pieces
 from simic.ppo.batch import Batch, BatchStatistics, make_batch
 from simic.ppo.config import PPOConfig
 from simic.ppo.metrics import UpdateMetrics, collect_metrics

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from simic.policy.action_tree import Reading, TreeDistribution
-from simic.policy.recurrence import EpisodeSegments, Pieces, split_pieces, state_health
+from simic.policy.recurrence import state_health
+from simic.policy.segments import EpisodeSegments, Pieces, split_pieces
 from simic.ppo import losses
 from simic.ppo.config import PPOConfig
 from simic.ppo.rollout import Rollout

@@ -19,7 +19,7 @@ from simic.policy.action_tree import ActionTree
 from simic.policy.blueprint_tables import TABLES
 from simic.policy.masked_categorical import check_masks
 from simic.policy.network import ActorCritic, Observation
-from simic.policy.recurrence import EpisodeSegments, split_episodes
+from simic.policy.segments import EpisodeSegments, split_episodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from simic.stacked.compiled.cache import entry
+from simic.compiled.cache import entry
+from simic.compiled.vector_math import typed
 from simic.stacked.compiled.layers import dot
-from simic.stacked.compiled.vector_math import typed
 
 
 @entry

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simic.stacked.compiled.cache import part
+from simic.compiled.cache import part
+from simic.compiled.vector_math import exp, sigmoid, tanh, typed, upper_tail
 from simic.stacked.compiled.instructions import (
     ADD_TO,
     AUX,
@@ -25,7 +26,6 @@ from simic.stacked.compiled.instructions import (
     TANH,
 )
 from simic.stacked.compiled.layers import axpy
-from simic.stacked.compiled.vector_math import exp, sigmoid, tanh, typed, upper_tail
 
 
 @part

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simic.compiled.cache import announce
 from simic.lifecycle.slots import SlotState
 from simic.stacked.compiled import machine
 from simic.stacked.compiled.builder import Program, Unit
-from simic.stacked.compiled.cache import announce
 from simic.stacked.compiled.instructions import CROSS_ENTROPY, IGNORED, SQUARED_ERROR
 from simic.stacked.compiled.modules import is_known
 from simic.stacked.compiled.program import SeedInSlot, build_program

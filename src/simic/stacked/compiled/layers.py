@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from simic.stacked.compiled.cache import part
+from simic.compiled.cache import part
+from simic.compiled.vector_math import typed
 from simic.stacked.compiled.instructions import (
     EPSILON,
     GROUPS,
@@ -34,7 +35,6 @@ from simic.stacked.compiled.instructions import (
     VARIANCE,
     WIDTH,
 )
-from simic.stacked.compiled.vector_math import typed
 
 TILE = 512
 """Numbers of a row that are worked on at a time, so that all rows of a layer stay in the cache."""

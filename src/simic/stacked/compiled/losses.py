@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from simic.stacked.compiled.cache import part
+from simic.compiled.cache import part
+from simic.compiled.vector_math import exp, typed
 from simic.stacked.compiled.instructions import IGNORED
-from simic.stacked.compiled.vector_math import exp, typed
 
 
 @part

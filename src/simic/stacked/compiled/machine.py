@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simic.stacked.compiled.cache import entry, part
+from simic.compiled.cache import entry, part
+from simic.compiled.vector_math import typed
 from simic.stacked.compiled.elementwise import (
     activate,
     add_backward,
@@ -84,7 +85,6 @@ from simic.stacked.compiled.layers import (
 )
 from simic.stacked.compiled.losses import cross_entropy, squared_error
 from simic.stacked.compiled.sequences import attend, attend_backward, embed, embed_backward
-from simic.stacked.compiled.vector_math import typed
 
 
 @part

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from simic.stacked.compiled.cache import part
+from simic.compiled.cache import part
+from simic.compiled.vector_math import exp, typed
 from simic.stacked.compiled.instructions import CAUSAL, HEADS, OUT, SPACE
-from simic.stacked.compiled.vector_math import exp, typed
 
 
 @part

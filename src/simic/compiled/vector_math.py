@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from simic.stacked.compiled.cache import OPTIONS, part
+from simic.compiled.cache import OPTIONS, part
 
 _JIT: Any = OPTIONS
 
@@ -54,7 +54,7 @@ def _overload_exp(x):
     def fast(x):
         # exp(x) = 2^n exp(r) with |r| <= ln(2) / 2; the polynomial is exact to 1e-8.
         bounded = min(max(x, np.float32(-87.0)), np.float32(88.0))
-        n = np.float32(math.floor(bounded * np.float32(1.44269504) + np.float32(0.5)))
+        n = np.floor(bounded * np.float32(1.44269504) + np.float32(0.5))
         r = (bounded - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
         p = np.float32(0.00836318) + r * np.float32(0.00139336)
         p = np.float32(0.16666577) + r * (np.float32(0.04166646) + r * p)

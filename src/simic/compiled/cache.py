@@ -26,19 +26,21 @@ class _FolderCache(FunctionCache):
     """Compiled functions on disk, beside their source or in the user's cache directory.
 
     numba renews them when the file of the function changes. Ours call functions of several files, so they are renewed
-    when any file of this folder changes.
+    when any file of their folder or of this one changes.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, source_stamp())
+        stamp = source_stamp(Path(__file__).parent, Path(function.__code__.co_filename).parent)
+        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
 
 
-def source_stamp(folder: Path = Path(__file__).parent) -> str:
-    """A hash of all sources in a folder."""
+def source_stamp(*folders: Path) -> str:
+    """A hash of all sources in some folders."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
