@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
+import re
+import textwrap
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
 from docutils import nodes
@@ -79,6 +84,8 @@ def _type(setting: Setting) -> str:
         return "one of " + ", ".join(f"`{choice}`" for choice in choices())
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {get_args(kind)[0].__name__}"
     text = getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
     return text + (" or null" if type(None) in get_args(setting.type) else "")
 
@@ -90,7 +97,7 @@ def _default(setting: Setting, defaults: dict[str, Any]) -> str:
         value = {
             key.removeprefix(f"{setting.name}."): defaults[key] for key in defaults if key.startswith(setting.name)
         }
-    return f"default `{'null' if value is None else value}`"
+    return f"default `{value if isinstance(value, str) else json.dumps(value)}`"
 
 
 def _entry(*parts: str) -> list[str]:
@@ -108,13 +115,19 @@ class CommandReference(Reference):
             flags = flags_of(command, show_all=False)
             positional = [flag.usage for flag in flags if flag.setting.metadata.get("positional")]
             usage = " ".join([f"simic {name}", *positional, "[FLAGS]"])
-            lines += [f"## simic {name}", "", "```text", usage, "```", "", inspect.getdoc(command) or "", ""]
+            lines += [f"## simic {name}", "", "```text", usage, "```", "", _description(command), ""]
             for flag in flags:
                 if flag.shown:
                     lines += _flag(flag)
             if not all(flag.shown for flag in flags):
                 lines += ["", "Every other setting is a flag too: [settings](configuration.md).", ""]
         return "\n".join(lines)
+
+
+def _description(command: type) -> str:
+    """The help text; its indented lines are commands."""
+    text = inspect.getdoc(command) or ""
+    return re.sub(r"\n((?:  .*(?:\n|$))+)", lambda match: f"\n```\n{textwrap.dedent(match[1])}\n```\n", text)
 
 
 def _flag(flag: Flag) -> list[str]:
@@ -146,7 +159,9 @@ def _documented(module: str, name: str) -> list[str]:
     kind = "autofunction" if inspect.isfunction(value) else "autoclass"
     if isinstance(value, type) and issubclass(value, BaseException):
         kind = "autoexception"
-    members = ["   :members:", "   :undoc-members:"] if kind == "autoclass" else []
+    members = ["   :members:"] if kind == "autoclass" else []
+    if is_dataclass(value) or (isinstance(value, type) and issubclass(value, Enum)):
+        members.append("   :undoc-members:")  # fields whose name says it all
     return ["```{eval-rst}", f".. {kind}:: {module}.{name}", *members, "```", ""]
 
 

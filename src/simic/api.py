@@ -169,17 +169,39 @@ class Comparison:
     """The content of results.json: settings, every episode, summary with confidence intervals."""
 
     def table(self) -> str:
-        """Means of all controllers and paired differences, as the command line prints them."""
+        """Means of all controllers and paired differences.
+
+        Returns:
+            The tables that the command line prints, as text.
+        """
         text = io.StringIO()
         print_tables(self.results, Console(file=text, width=200, color_system=None, highlight=False))
         return text.getvalue()
 
     def to_pandas(self) -> Any:
-        """The episodes as a pandas.DataFrame, one row per host, with the columns of episodes.csv."""
+        """The episodes as a table.
+
+        Returns:
+            A pandas.DataFrame, one row per host, with the columns of episodes.csv.
+
+        Raises:
+            ImportError: pandas is missing (extra `pandas`).
+        """
         return to_dataframe(episode_rows(self.results))
 
     def paired(self, label: str, other: str) -> dict[str, Any]:
-        """Mean differences `label` minus `other` on the same hosts, by measure, with 95 % intervals."""
+        """Mean differences between two controllers on the same hosts.
+
+        Args:
+            label: Of a controller.
+            other: Of the one that is subtracted.
+
+        Returns:
+            By measure ("score", "test_accuracy", ...): "mean", and "low" and "high" of the 95 % interval.
+
+        Raises:
+            ValueError: There is no such controller, or the two were not compared.
+        """
         paired = self.results["summary"]["paired"]
         for name in (label, other):
             if name not in paired:
@@ -189,7 +211,17 @@ class Comparison:
         return paired[label][other]
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write an HTML report with charts; needs matplotlib (`pip install 'simic-rl[report]'`)."""
+        """Write an HTML report with charts.
+
+        Args:
+            path: The file.
+
+        Returns:
+            Its path.
+
+        Raises:
+            ImportError: matplotlib is missing (extra `report`).
+        """
         from simic.dashboard.evaluation_report import write_evaluation_report
 
         write_evaluation_report(self.results, Path(path))

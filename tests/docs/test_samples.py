@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 from helpers import doc_samples
@@ -18,6 +19,20 @@ import simic
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+METHODS = [
+    *(
+        f"GrowthScheduler.{name}"
+        for name in ("facts", "history", "load", "load_state_dict", "loss", "plot", "register_hook")
+    ),
+    *(f"GrowthScheduler.{name}" for name in ("save", "state_dict", "step")),
+    *(f"GrowableModel.{name}" for name in ("execute", "export", "export_peft", "follow", "growth", "load_state_dict")),
+    *(f"GrowableModel.{name}" for name in ("loss", "plant", "print_growth", "seed", "switched_in", "switched_off")),
+    *(f"Comparison.{name}" for name in ("paired", "report", "table", "to_pandas")),
+    *(f"TrainingResult.{name}" for name in ("save", "to_pandas")),
+    *(f"LearnedController.{name}" for name in ("load", "pretrained")),
+    "Data.split",
+]
+"""What users call on objects of simic."""
 
 
 def run(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -97,6 +112,27 @@ def test_docstrings_tell_arguments_and_show_use(name):
     heads = ", ".join(line.partition(":")[0] for line in told.splitlines() if re.match(r" {4}\w", line))
     missing = set(parameters) - set(re.split(r"[ ,]+", heads))
     assert not missing, f"{name} does not explain {missing}"
+    if inspect.isfunction(value):
+        assert not _missing_sections(value), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_tell_arguments_results_and_errors(name):
+    owner, _, attribute = name.partition(".")
+    method = vars(getattr(simic, owner))[attribute]
+    assert not _missing_sections(getattr(method, "__func__", method))
+
+
+def _missing_sections(function: FunctionType) -> list[str]:
+    """The sections that the docstring of a function should have, by its signature and source, and does not."""
+    signature, text = inspect.signature(function), inspect.getdoc(function) or ""
+    returns = signature.return_annotation not in (None, "None")
+    needed = {
+        "Args:": any(name not in ("self", "cls") for name in signature.parameters),
+        "Returns:": returns and not text.startswith("Register"),  # a decorator returns what it was given
+        "Raises:": "raise " in inspect.getsource(function).replace(text, ""),
+    }
+    return [section for section, is_needed in needed.items() if is_needed and section not in text]
 
 
 def test_a_block_is_found_with_its_mark_and_line(tmp_path):

@@ -128,16 +128,31 @@ class LearnedController:
 
     @classmethod
     def load(cls, path: str | Path, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """Load a file written by `simic train`, `simic ensemble` or `PPOAgent.save`, or a run directory.
+        """Load a trained controller.
+
+        Args:
+            path: A run directory, or a file of `simic train`, `simic ensemble`, `TrainingResult.save` or a checkpoint.
+            greedy, rng_seed: As in the constructor.
+
+        Returns:
+            The controller, which has seen no host yet.
 
         Raises:
+            FileNotFoundError: There is no such file.
             ValueError: The file is damaged, or not a controller.
         """
         return cls(load_network(path), greedy=greedy, rng_seed=rng_seed)
 
     @classmethod
     def pretrained(cls, *, greedy: bool = True, rng_seed: int = 0) -> LearnedController:
-        """The controller that ships with simic."""
+        """The controller that ships with simic.
+
+        Args:
+            greedy, rng_seed: As in the constructor.
+
+        Returns:
+            The controller, which has seen no host yet.
+        """
         return cls(load_pretrained(), greedy=greedy, rng_seed=rng_seed)
 
     def act(self, facts: Facts) -> np.ndarray:

@@ -145,6 +145,7 @@ class GrowableModel(nn.Module):
         return [site for site in self.sites if growth_state.seed_key(site.name) in self.seeds]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the host with its seeds: same arguments, same outputs."""
         if not torch.compiler.is_compiling():
             check_copy(self, runs=True)
         output = self.host(*args, **kwargs)
@@ -163,13 +164,31 @@ class GrowableModel(nn.Module):
     def follow(self, source: nn.Module) -> None:
         """Take over the growth of the model that this is a copy of; new seeds start with the source's weights.
 
-        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`. The source may
-        also be what torch.compile or DistributedDataParallel made of the model.
+        For averaged copies: `averaged.module.follow(model)`, then `averaged.update_parameters(model)`.
+
+        Args:
+            source: The model, or what torch.compile or DistributedDataParallel made of it.
+
+        Raises:
+            TypeError: The source is no GrowableModel.
+            ValueError: It has other slots.
         """
         follow_growth(self, source)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's; seeds become those of the state dict (see `state_dict.py`). A refused load changes nothing."""
+        """Load weights, and hold the seeds of the state dict: others are removed, missing ones are added.
+
+        Args:
+            state_dict: Of this model; or of the bare host, which means "no seeds" (with `strict=False` seeds stay).
+            strict, assign: As in `torch.nn.Module.load_state_dict`.
+
+        Returns:
+            Missing and unexpected keys, as torch does.
+
+        Raises:
+            ValueError: The growth record is damaged or does not fit this model; nothing changes.
+            RuntimeError: Names or shapes of weights do not fit.
+        """
         if isinstance(state_dict, Mapping):
             state_dict = growth_state.prepare(self, state_dict, strict)
         return super().load_state_dict(state_dict, strict, assign)
@@ -209,7 +228,14 @@ class GrowableModel(nn.Module):
     # Reading.
 
     def seed(self, slot: str | int) -> Seed | None:
-        """The seed in a slot, or None."""
+        """The seed in a slot.
+
+        Args:
+            slot: Name or index.
+
+        Returns:
+            A module, or None if the slot is empty.
+        """
         name = self.slot_names[slot] if isinstance(slot, int) else slot
         seed = dict(self.seeds.items()).get(growth_state.seed_key(name))
         assert seed is None or isinstance(seed, Seed)
@@ -225,11 +251,19 @@ class GrowableModel(nn.Module):
         return parameter_table(self.blueprint_names, [site.shape for site in self.sites])
 
     def growth(self) -> list[SlotReport]:
-        """What every slot holds: stage, blueprint, alpha, parameters and contribution, as `print_growth` shows."""
+        """What every slot holds, for code; `print_growth` prints the same.
+
+        Returns:
+            One row per slot, with `slot`, `stage`, `blueprint`, `alpha`, `parameters` and `contribution`.
+        """
         return slot_reports(self)
 
     def print_growth(self, console: Console | None = None) -> None:
-        """Print slot, stage, blueprint, alpha, parameters and contribution of every slot."""
+        """Print slot, stage, blueprint, alpha, parameters and contribution of every slot.
+
+        Args:
+            console: Where to; by default stdout.
+        """
         (console or Console()).print(growth_table(self))
 
     def print_trainable_parameters(self) -> None:
@@ -285,7 +319,12 @@ class GrowableModel(nn.Module):
     def export_peft(self, directory: str | Path, *, live: LiveSeeds = "drop") -> None:
         """Write the seeds as a LoRA adapter in PEFT's format: `PeftModel.from_pretrained(host, directory)` loads it.
 
-        Raises unless all seeds are LoRA; `live` is that of `export`.
+        Args:
+            directory: Where to write.
+            live: As in `export`.
+
+        Raises:
+            ValueError: There is no seed, or not all seeds are LoRA beside linear layers.
         """
         write_peft(self, directory, live)
         if live == "drop":
@@ -294,16 +333,43 @@ class GrowableModel(nn.Module):
     # Running.
 
     def switched_off(self, slot: str) -> AbstractContextManager[None]:
-        """Run the network without the seed in this slot."""
+        """Run the network without the seed in this slot: `with model.switched_off("0"): ...`.
+
+        Args:
+            slot: Its name.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ValueError: There is no such slot, or no seed in it.
+        """
         return override_alpha(self._seed_in(slot), 0.0)
 
     def switched_in(self, slot: str) -> AbstractContextManager[None]:
-        """Run the network with the seed in this slot at its alpha target."""
+        """Run the network with the seed in this slot at its alpha target; used as `switched_off`.
+
+        Args:
+            slot: Its name.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            ValueError: There is no such slot, or no seed in it.
+        """
         seed = self._seed_in(slot)
         return override_alpha(seed, float(self.slot_state.alpha_target[0, self.slot_names.index(slot)]))
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The loss of `closure`; under shadow incubation its gradient also reaches seeds in stage training."""
+        """Compute the training loss as shadow incubation needs it; prefer `GrowthScheduler.loss`.
+
+        Args:
+            closure: A function without arguments that runs the model on a batch and returns the loss.
+
+        Returns:
+            The loss. Under shadow incubation its gradient also reaches seeds in stage training.
+        """
         in_training = np.flatnonzero(self.slot_state.stage[0] == Stage.TRAINING)
         if self.lifecycle.incubation != "shadow" or not torch.is_grad_enabled() or not in_training.size:
             return closure()
@@ -339,7 +405,18 @@ class GrowableModel(nn.Module):
         self.sync_with_slots()
 
     def plant(self, slot: str, blueprint: str, *, style: str = "linear-add", alpha: float = 1.0) -> None:
-        """Put a newborn fossil into an empty slot: for training a grown architecture from scratch."""
+        """Put a newborn fossil into an empty slot: for training a grown architecture from scratch.
+
+        Args:
+            slot: Its name.
+            blueprint: Name of a blueprint that fits.
+            style: Curve and operator of the blend, as in `Action`.
+            alpha: How far the seed is blended in, in (0, 1].
+
+        Raises:
+            ValueError: `alpha` is out of range, or a name is unknown.
+            IllegalActionError: The slot is not empty, or the budget is exceeded.
+        """
         if not 0 < alpha <= 1:
             raise ValueError(f"a fossil's alpha must be in (0, 1], got {alpha}")
         self.execute(Action("germinate", slot, blueprint, style=style))

@@ -32,6 +32,9 @@ def save(model: GrowableModel, path: str | Path) -> None:
         model: The model, grown or not.
         path: The file; one that exists is replaced at once, never half.
 
+    Raises:
+        TypeError: `model` is no GrowableModel.
+
     Example:
         >>> simic.save(model, "grown.safetensors")
         >>> simic.load("grown.safetensors", make_net()).slot_names == model.slot_names

@@ -157,7 +157,13 @@ class GrowthScheduler:
         return self._usage.idle
 
     def loss(self, closure: Callable[[], Tensor]) -> Tensor:
-        """The loss of `closure`; under shadow incubation, its gradient also reaches seeds in stage training.
+        """Compute the training loss; needed for shadow incubation, and tells controllers how noisy the loss is.
+
+        Args:
+            closure: A function without arguments that runs the model on a batch and returns the loss.
+
+        Returns:
+            The loss, for `loss.backward()`. Under shadow incubation its gradient also reaches seeds in stage training.
 
         Example::
 
@@ -321,17 +327,40 @@ class GrowthScheduler:
         return observe_gradients(self._training.observe, args, kwargs)
 
     def history(self) -> GrowthHistory:
-        """One row per host epoch, over resumes: print it, or pass it to `pandas.DataFrame`; see `GrowthHistory`."""
+        """What happened so far, earlier runs included if this one was resumed.
+
+        Returns:
+            One row per host epoch, as dictionaries: print it, or pass it to `pandas.DataFrame`.
+        """
         return GrowthHistory(self.decisions)
 
     def plot(self) -> Figure:
-        """A figure of metric, stages and parameters over host epochs; needs matplotlib (extra `report`)."""
+        """Draw metric, stages and parameters over host epochs.
+
+        Returns:
+            A matplotlib figure; `growth.plot().savefig("growth.png")` writes it.
+
+        Raises:
+            ImportError: matplotlib is missing (extra `report`).
+            ValueError: No decision was taken yet.
+        """
         return plot_growth(self.decisions, {report.slot: report.stage for report in self.model.growth()})
 
     def register_hook(self, kind: str, hook: Hook) -> RemovableHandle:
-        """Call `hook` with a `GrowthEvent` whenever a seed was germinated, fossilized or pruned (`kind`).
+        """Have a function called when a seed is germinated, fossilized or pruned.
 
-        It runs at the end of the step; if it raises, so does the step, but the decision is made and recorded.
+        It runs at the end of the step. If it raises, so does the step, but the decision is made and recorded.
+
+        Args:
+            kind: "germinate", "fossilize" or "prune".
+            hook: A function of one `GrowthEvent`.
+
+        Returns:
+            A handle; its `remove()` ends the calls.
+
+        Raises:
+            ValueError: There is no such kind.
+            TypeError: `hook` is not a function.
         """
         return self._announcer.register(kind, hook)
 
@@ -347,7 +376,11 @@ class GrowthScheduler:
         )
 
     def facts(self) -> Facts:
-        """The controller's observation at present."""
+        """What the controller would see at present.
+
+        Returns:
+            The observation, of this one host; see `Facts`.
+        """
         return model_facts(
             self.model,
             self._history,
@@ -360,7 +393,11 @@ class GrowthScheduler:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own state; model, optimizer and learning-rate schedulers have theirs."""
+        """The scheduler's own state; model, optimizer and learning-rate schedulers have theirs.
+
+        Returns:
+            Numbers, lists, dictionaries and tensors, for `torch.save`. `save` writes everything into one file instead.
+        """
         return {
             "version": VERSION,
             "slots": list(self.model.slot_names),
@@ -380,7 +417,14 @@ class GrowthScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`. Load the model first: the optimizer's groups then follow its seeds."""
+        """Continue from a saved state. Load the model first, then this, then the optimizer.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            ValueError: The state belongs to other slots, another controller or metric, or the model holds other seeds.
+        """
         state = upgrade(state)
         check_state(state, self.controller, self._metric, self.model.slot_names)
         slots = state["seed_groups"]
@@ -404,12 +448,24 @@ class GrowthScheduler:
         self._announcer.go_back(self._next_index)
 
     def save(self, path: str | Path) -> None:
-        """Write model, optimizer, learning-rate schedulers and growth to one safetensors file, which `load` reads."""
+        """Write model, optimizer, learning-rate schedulers and growth to one safetensors file.
+
+        Args:
+            path: The file, which is replaced if it exists. `load` reads it, and so does `simic.load` without optimizer.
+        """
         self.groups.sync()
         save_growth(path, self.model, self.optimizer, self.lr_schedulers, self.state_dict())
 
     def load(self, path: str | Path) -> None:
-        """Restore what `save` wrote: first the seeds, then weights and optimizer. A refused load changes nothing."""
+        """Restore what `save` wrote, into a model, optimizer and scheduler that were built in the same way.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged or does not fit; nothing changes.
+        """
         tree = read_growth(path, self.optimizer, self.lr_schedulers)
         check_state(upgrade(tree["growth"]), self.controller, self._metric, self.model.slot_names)
         self.model.load_state_dict(tree["model"])

@@ -79,7 +79,17 @@ class Data:
         return self.train_y.is_floating_point()
 
     def split(self, name: str) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of "train", "validation" or "test"."""
+        """Inputs and labels of one split.
+
+        Args:
+            name: "train", "validation" or "test".
+
+        Returns:
+            Inputs (M, ...) and labels.
+
+        Raises:
+            ValueError: There is no such split.
+        """
         splits = {
             "train": (self.train_x, self.train_y),
             "validation": (self.validation_x, self.validation_y),

@@ -57,11 +57,22 @@ class TrainingResult:
         return LearnedController(network_of(self.agent.state_dict(), "the trained agent"))
 
     def save(self, path: str | Path) -> None:
-        """Save the policy without optimizer or random state, for `LearnedController.load`, `--controller` or `init`."""
+        """Save the policy without optimizer or random state, for `LearnedController.load`, `--controller` or `init`.
+
+        Args:
+            path: The file, by custom `NAME.safetensors`.
+        """
         self.agent.save_controller(path)
 
     def to_pandas(self) -> Any:
-        """The history as a pandas.DataFrame, one row per update."""
+        """The history as a table.
+
+        Returns:
+            A pandas.DataFrame, one row per update.
+
+        Raises:
+            ImportError: pandas is missing (extra `pandas`).
+        """
         return to_dataframe(self.history)
 
     def __str__(self) -> str:
