@@ -326,7 +326,7 @@ def test_names_are_controllers_and_other_words_are_not(tmp_path):
         "WaitController",
     ]
     with pytest.raises(
-        ValueError, match=r"one of heuristic, .*random, .*, the path of a plan or a trained one.*got 'nobody'"
+        ValueError, match=r"one of heuristic, .*random, .*, the path of a plan, a run or a trained one.*got 'nobody'"
     ):
         make_controller("nobody")
 

@@ -5,7 +5,10 @@ import pytest
 from helpers.facts import make_facts
 
 import simic
+from simic.control.learned import make_network
 from simic.control.registry import CONTROLLERS, make_controller, names_controller
+from simic.policy.config import PolicyConfig
+from simic.ppo.agent import PPOAgent
 
 
 def test_every_built_in_can_be_made_and_decides():
@@ -43,3 +46,11 @@ def test_names_and_files_are_told_apart(tmp_path):
     assert not names_controller(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="'nobody'"):
         make_controller("nobody")
+
+
+def test_a_run_stands_for_its_controller(tmp_path):
+    """As in `simic evaluate`; a run that is not done has none yet."""
+    with pytest.raises(ValueError, match="holds neither a controller nor a checkpoint"):
+        make_controller(str(tmp_path))
+    PPOAgent(make_network(PolicyConfig(hidden_size=8, encoding_size=8))).save(tmp_path / "controller.safetensors")
+    assert isinstance(make_controller(str(tmp_path)), simic.LearnedController)

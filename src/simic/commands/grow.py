@@ -22,7 +22,7 @@ class GrowCommand:
     task: str = DEFAULT_TASK
     """A task, or `module:function`, where the function returns a `simic.Task` with your model and data."""
     controller: str = "heuristic"
-    """A controller by name, or the path of a controller or plan."""
+    """A controller by name, or the path of a run, a controller or a plan."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""
     seeds_per_slot: int = LifecycleConfig.seeds_per_slot
@@ -84,6 +84,8 @@ def _check_controller(name: str) -> None:
     known = CONTROLLERS
     if name == "pretrained":
         pretrained.check_controller()
-    elif name not in known and not Path(name).is_file():
+    elif name not in known and not Path(name).exists():
         hint = nearest(name, known)
-        raise ValueError(f"--controller must be {', '.join(known)} or the path of a trained one, got {name!r}; {hint}")
+        raise ValueError(
+            f"--controller must be {', '.join(known)} or the path of a run or a trained one, got {name!r}; {hint}"
+        )

@@ -32,10 +32,10 @@ INDENT = " " * 4
 class QueryCommand:
     """Ask the events of runs with SQL (DuckDB); without SQL, list the tables.
 
-    simic query runs/a
-    simic query runs/a "select update, score, kl from updates"
-    simic query runs/a runs/b "select run, max(score) from updates group by run"
-    simic query runs "from settings where name = 'reward.scheme'" --format csv
+      simic query runs/a
+      simic query runs/a "select update, score, kl from updates"
+      simic query runs/a runs/b "select run, max(score) from updates group by run"
+      simic query runs "from settings where name = 'reward.scheme'" --format csv
 
     Needs pip install 'simic-rl[analysis]'.
     """

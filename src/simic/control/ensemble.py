@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simic.control.learned import load_controller
+from simic.control.learned import controller_file, load_controller
 from simic.policy.agent_state import ENSEMBLE_FORMAT, ENSEMBLE_VERSION, LEARNING, MAX_MEMBERS
 from simic.policy.ensemble import MIN_MEMBERS, Ensemble
 from simic.policy.network import ActorCritic
 from simic.storage.bundle import save_bundle
-from simic.storage.checkpoint import is_checkpoint
-from simic.storage.run_directory import RunDirectory
 
 
 def save_ensemble(paths: Sequence[str | Path], out: str | Path) -> int:
@@ -24,7 +22,7 @@ def save_ensemble(paths: Sequence[str | Path], out: str | Path) -> int:
     What only training needs is left out. The members of an ensemble among them are taken one by one.
     """
     members, networks = list[dict[str, Any]](), list[ActorCritic]()
-    files = [_controller_file(Path(path)) for path in paths]
+    files = [controller_file(path) for path in paths]
     for index, file in enumerate(files):
         if file.resolve() in [other.resolve() for other in files[:index]]:
             raise ValueError(f"{paths[index]} is named twice; leave one out")
@@ -41,15 +39,3 @@ def save_ensemble(paths: Sequence[str | Path], out: str | Path) -> int:
     kept = [{name: part for name, part in member.items() if name not in LEARNING} for member in members]
     save_bundle(out, {"format": ENSEMBLE_FORMAT, "version": ENSEMBLE_VERSION, "members": kept})
     return len(members)
-
-
-def _controller_file(path: Path) -> Path:
-    """The file of a controller, or that of a finished run."""
-    controller = RunDirectory(path).controller
-    if controller.is_file():
-        return controller
-    if not path.exists():
-        raise FileNotFoundError(f"there is no controller {path}")
-    if path.is_dir() and not is_checkpoint(path):
-        raise ValueError(f"{path} holds neither a controller nor a checkpoint; name a finished run or a checkpoint")
-    return path

@@ -38,6 +38,7 @@ from simic.policy.network import GROWTH_TREE, ActorCritic, FactoredRecurrentActo
 from simic.policy.registry import POLICIES
 from simic.storage.bundle import BundleError, load_bundle
 from simic.storage.checkpoint import is_checkpoint, load_checkpoint
+from simic.storage.run_directory import RunDirectory
 
 MAX_BYTES = 2**28
 """Size of a controller's file; the one that ships has 1.3 million bytes."""
@@ -205,8 +206,22 @@ class SavedController(NamedTuple):
     network: ActorCritic
 
 
+def controller_file(path: str | Path) -> Path:
+    """The file of a controller or checkpoint, or that of a finished run."""
+    path = Path(path)
+    controller = RunDirectory(path).controller
+    if controller.is_file():
+        return controller
+    if not path.exists():
+        raise FileNotFoundError(f"there is no controller {path}")
+    if path.is_dir() and not is_checkpoint(path):
+        raise ValueError(f"{path} holds neither a controller nor a checkpoint; name a finished run or a checkpoint")
+    return path
+
+
 def load_controller(path: str | Path) -> SavedController:
-    """The controller in a checkpoint, or in a file of an agent, a controller or an ensemble; else refused."""
+    """The controller in a run, a checkpoint, or a file of an agent, a controller or an ensemble; else refused."""
+    path = controller_file(path)
     state = load_checkpoint(path).agent if is_checkpoint(path) else load_bundle(path, max_bytes=MAX_BYTES)
     return SavedController(state, network_of(state, path))
 

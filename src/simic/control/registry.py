@@ -82,7 +82,7 @@ def _pretrained(rng_seed: int) -> Controller:
 
 
 def make_controller(name: str, rng_seed: int = 0) -> Controller:
-    """A controller by name, or the plan or trained controller in a file. Global random streams are preserved."""
+    """A controller by name, or the plan or trained controller in a file or run. Global random streams are preserved."""
     from simic.growth.isolation import preserved_rng
 
     with preserved_rng():  # a network draws initial weights before the saved ones are loaded
@@ -94,13 +94,13 @@ def make_controller(name: str, rng_seed: int = 0) -> Controller:
             return made
         if _is_plan(name):
             return PlanController(load_plan(Path(name)))
-        if Path(name).is_file():
+        if Path(name).exists():
             from simic.control.learned import LearnedController
 
             return LearnedController.load(name, rng_seed=rng_seed)
     raise ValueError(
-        f"controller must be one of {', '.join(CONTROLLERS)}, the path of a plan or a trained one, or an object, "
-        f"got {name!r}; {nearest_entry(name, CONTROLLERS)}"
+        f"controller must be one of {', '.join(CONTROLLERS)}, the path of a plan, a run or a trained one, or an "
+        f"object, got {name!r}; {nearest_entry(name, CONTROLLERS)}"
     )
 
 

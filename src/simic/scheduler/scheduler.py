@@ -54,8 +54,8 @@ class GrowthScheduler:
         model: A GrowableModel, or what torch.compile or DistributedDataParallel made of one. Several processes each
             build a scheduler and call `step` together: metrics are averaged over them, and rank 0 decides.
         optimizer: Any torch optimizer of the model's parameters. Models may share one.
-        controller: What decides: "heuristic", "pretrained" or another registered name, the file of a controller, an
-            ensemble or a plan, or an object with `act(facts)`.
+        controller: What decides: "heuristic", "pretrained" or another registered name, the path of a run, a
+            controller, an ensemble or a plan, or an object with `act(facts)`.
         lr_schedulers: The learning-rate schedulers of the optimizer, built before.
         evaluate: A function without arguments that returns {"val_loss": ..., "val_accuracy": ...} of the model on
             validation data (either may be missing), or other metrics by name. Its modules are in evaluation mode
