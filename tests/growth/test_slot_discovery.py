@@ -275,6 +275,21 @@ def test_auto_finds_convolutions_beside_a_head_of_several_layers():
     assert names == ["conv1", "conv2", "head.1"]
 
 
+@pytest.mark.parametrize("reshape", [lambda y: y.squeeze(1), lambda y: y[:, 0], lambda y: y.view(-1)])
+def test_a_layer_whose_output_is_only_reshaped_is_a_head(reshape):
+    """As in most regressions: a seed there could only bend the single number that is put out."""
+
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return reshape(self.body(x))
+
+    assert [site.name for site in find_sites(Regression(), "auto", torch.randn(2, 3))] == ["body.0"]
+
+
 def test_auto_takes_blocks_whole_and_lists_of_blocks_one_by_one():
     class Block(nn.Module):
         def __init__(self) -> None:

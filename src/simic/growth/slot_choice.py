@@ -135,8 +135,13 @@ def _has_features(host: TracedHost, name: str, module: nn.Module) -> bool:
 
 
 def _is_output(host: TracedHost, name: str) -> bool:
+    """Whether the host returns all that this submodule puts out, as it is or reshaped."""
     outputs = [first_tensor(output) for output in host.outputs.get(name, [])]
-    return any(tensor is final for tensor in outputs for final in tensors(host.result))
+    return any(
+        tensor is not None and final.numel() == tensor.numel() and _is_part(final, tensor)
+        for tensor in outputs
+        for final in tensors(host.result)
+    )
 
 
 def _is_head(host: TracedHost, name: str) -> bool:
