@@ -39,7 +39,7 @@ test-slow: $(STAMP) ## learning, faults, third-party models, strict types
 	$(BIN)/pytest -n auto --dist worksteal -m slow
 
 # The page of simic watch in Chromium, which is installed for it; pictures of every view go to build/screenshots.
-test-web: $(BROWSER) ## the page of simic watch in Chromium
+test-web: $(BROWSER) $(MERMAID) ## the page of simic watch in Chromium
 	$(BIN)/pytest -m web tests/web
 
 # Against the real packages, which are installed for it.
