@@ -592,7 +592,7 @@ def test_a_model_of_one_s_own_grows(own_module, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("my_growth:nothing", "there is no my_growth:nothing: module 'my_growth' has no attribute 'nothing'"),
+        ("my_growth:nothing", "there is no my_growth:nothing: the module has no nothing; did you mean"),
         ("no_module_like_this:make", "there is no no_module_like_this:make: No module named 'no_module_like_this'"),
         ("my_growth:wrong", "my_growth:wrong must return a simic.Task, got int"),
         ("my_growth:random", "no data today"),

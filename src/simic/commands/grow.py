@@ -9,7 +9,7 @@ from simic import pretrained
 from simic.commands.flags import PLUGIN
 from simic.control.registry import CONTROLLERS
 from simic.lifecycle.stages import Incubation, LifecycleConfig
-from simic.registry import nearest
+from simic.registry import nearest, nearest_entry
 from simic.settings import check_choice
 from simic.tasks.registry import DEFAULT_TASK, TASKS, check_data
 from simic.training.preflight import check_log, check_output_file
@@ -74,7 +74,7 @@ class GrowCommand:
 
 def _check_task(name: str, data_dir: Path | None) -> None:
     if ":" not in name:
-        check_choice("--task", name, TASKS)
+        check_choice("--task", name, TASKS, hint=nearest_entry)
         check_data([name], data_dir)
     elif data_dir is not None:
         raise ValueError(f"{name} knows where its data is: leave out --data-dir, got {data_dir}")

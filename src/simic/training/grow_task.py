@@ -22,6 +22,7 @@ from simic.growth.isolation import preserved_rng
 from simic.growth.model import GrowableModel
 from simic.growth.report import SlotReport, blended_live_seeds, describe_seeds
 from simic.lifecycle.stages import LifecycleConfig
+from simic.registry import nearest
 from simic.scheduler.decision import Decision
 from simic.scheduler.log import closing_log
 from simic.scheduler.scheduler import GrowthScheduler
@@ -181,7 +182,7 @@ def print_growing(
     with single_thread(), progress:
         alone = grow_with_bar(task, "wait", progress, "host alone", planned, **common)
         grown = grow_with_bar(task, controller, progress, "growing host", planned, log=log, **common)
-    print_result(task.name, planned, alone, grown)
+    print_result(task_name if task.name == Task.name else task.name, planned, alone, grown)
     if out is not None:
         grown.save(out)
         say(f"the grown network is in {out}")
@@ -237,9 +238,13 @@ def load_task(name: str, data_dir: str | os.PathLike[str] | None = None) -> Task
     sys.path.insert(0, str(Path.cwd()))
     try:
         try:
-            make = getattr(importlib.import_module(module_name), function)
-        except (ImportError, AttributeError) as error:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
             raise ValueError(f"there is no {name}: {error}; call it from the directory the module lies in") from None
+        make = getattr(module, function, None)
+        if make is None:
+            there = [own for own, value in vars(module).items() if callable(value) and not own.startswith("_")]
+            raise ValueError(f"there is no {name}: the module has no {function}; {nearest(function, there)}")
         if not callable(make):
             raise ValueError(f"{name} must be a function that returns a simic.Task, got {type(make).__name__}")
         task = make()
