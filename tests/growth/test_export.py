@@ -252,7 +252,7 @@ def test_the_host_s_own_state_dict_says_that_seeds_are_missing():
     assert not host._state_dict_pre_hooks
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace", "ignore::torch.jit.TracerWarning")
 def test_a_traced_model_holds_its_seeds():
     model, x, fossil_only = fossil_and_live_seed()
     expected = model(x)
