@@ -40,7 +40,9 @@ def test_without_a_terminal_it_prints_lines_and_writes_a_run_with_a_report(tmp_p
     assert "\x1b" not in said
     assert ended(Path("runs/demo")).status == "done"
     assert sum(isinstance(event, GrowthDecision) for event in read_events(Path("runs/demo"))) == 4
-    assert "Stages of the slots" in Path("runs/demo/report.html").read_text()
+    page = Path("runs/demo/report.html").read_text()
+    assert "Stages of the slots" in page
+    assert "growth on mnist1d-cnn" in page
 
 
 def test_directories_that_are_there_are_left_alone(tmp_path):

@@ -506,7 +506,10 @@ def test_replacing_a_part_of_the_host_replaces_it_there():
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        (torch.zeros(4, 5), r"a tensor \(4, 5\) .*RuntimeError: .*mat1 and mat2 .*; pass a batch as the host's forward"),
+        (
+            torch.zeros(4, 5),
+            r"a tensor \(4, 5\) .*RuntimeError: .*mat1 and mat2 .*; pass a batch as the host's",
+        ),
         ((X, X), r"a tuple of 2: .*TypeError: .*; a tuple holds the arguments .* of a batch \(x, y\) pass x alone"),
         ([X], "a list of 1: .*; a list is passed as one argument; pass a tensor, or a tuple"),
         ([[1.0, 2.0, 3.0]], "a list of 1: .*; a list is passed as one argument"),

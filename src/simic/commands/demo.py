@@ -31,7 +31,7 @@ What to do next:
   simic watch {root}           this run and others in the browser; --terminal over SSH
   simic grow --help          other tasks, controllers, or your own model: --task module:function
   simic train                train a controller of your own, and compare it with rules
-In your own training loop growth is three lines: the sample in README.md, and docs/growing.md."""
+In your own training loop growth is three lines: `help(simic.GrowthScheduler)` in Python, README.md, docs/growing.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,8 @@ MAX_SLOTS = 500
 """Slots that are written; views show fewer, and events must stay short."""
 _open: dict[Path, GrowthLog] = {}
 """Logs that this process is writing."""
+_tasks: dict[Path, str] = {}
+"""Names of what is trained, by log; of a user's own training it is the class of the host."""
 
 
 def open_log(
@@ -61,13 +63,17 @@ def open_log(
     path = Path(directory).resolve()
     if path in _open:  # a notebook that builds its scheduler anew
         _open[path].close("stopped", "another scheduler of this process goes on")
-    return GrowthLog(path, model, {"controller": type(controller).__name__} | settings)
+    names = {"controller": type(controller).__name__, "task": _tasks.get(path, type(model.host).__name__)}
+    return GrowthLog(path, model, names | settings)
 
 
 @contextmanager
-def closing_log(directory: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Write to a log how the training in this block ended, instead of waiting for the end of its model."""
+def closing_log(directory: str | os.PathLike[str] | None, task: str) -> Iterator[None]:
+    """Write to a log what is trained in this block, and how it ended, instead of waiting for the end of its model."""
     status, reason = "done", ""
+    path = None if directory is None else Path(directory).resolve()
+    if path is not None:
+        _tasks[path] = task
     try:
         yield
     except BaseException as error:
@@ -75,9 +81,10 @@ def closing_log(directory: str | os.PathLike[str] | None) -> Iterator[None]:
         status, reason = ("stopped", "interrupted") if stopped else ("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
-        log = None if directory is None else _open.get(Path(directory).resolve())
-        if log is not None:
-            log.close(status, reason)
+        if path is not None:
+            del _tasks[path]
+            if path in _open:
+                _open[path].close(status, reason)
 
 
 class GrowthLog:
@@ -227,7 +234,7 @@ def _timings(index: int, seconds: float) -> Event:
 
 def _manifest(model: GrowableModel, settings: dict[str, Any], index: int) -> Event:
     host = list(model.host_parameters())
-    about = {"algorithm": ALGORITHM, "task": type(model.host).__name__, "updates": settings["horizon"] or None}
+    about = {"algorithm": ALGORITHM, "updates": settings["horizon"] or None}
     about |= {"slots": list(model.slot_names[:MAX_SLOTS]), "segments": _segments(model, {id(p) for p in host})}
     return RunStarted(
         update=index,

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def grow(
     """
     task = load_task(task, data_dir) if isinstance(task, str) else task
     length = length_of(task, host_epochs)
-    with preserved_rng(), closing_log(log):
+    with preserved_rng(), closing_log(log, task.name):
         torch.manual_seed(rng_seed)
         batches = torch.Generator().manual_seed(rng_seed)
         example = task.data.train_x[:2]
@@ -182,7 +182,7 @@ def print_growing(
     with single_thread(), progress:
         alone = grow_with_bar(task, "wait", progress, "host alone", planned, **common)
         grown = grow_with_bar(task, controller, progress, "growing host", planned, log=log, **common)
-    print_result(task_name if task.name == Task.name else task.name, planned, alone, grown)
+    print_result(task.name, planned, alone, grown)
     if out is not None:
         grown.save(out)
         say(f"the grown network is in {out}")
@@ -252,7 +252,7 @@ def load_task(name: str, data_dir: str | os.PathLike[str] | None = None) -> Task
         sys.path.pop(0)
     if not isinstance(task, Task):
         raise ValueError(f"{name} must return a simic.Task, got {type(task).__name__}")
-    return task
+    return replace(task, name=name) if task.name == Task.name else task
 
 
 def print_changes(progress: Progress, decisions: Iterable[Decision]) -> None:
