@@ -1,7 +1,6 @@
 """Ways to adapt a pretrained model: which parameters are trained, and which steps that takes.
 
-LoRA and AdaLoRA are peft's, on layers that are fixed in advance. LoRA's alpha is the same for every rank, so that one
-learning rate suits all of them.
+LoRA and AdaLoRA are peft's, on layers that are fixed in advance. LoRA's alpha is the same for every rank.
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ class Arm:
     """A way to adapt any of the models."""
 
     name: str
-    family: str
-    """Arms of a family share their learning rate, which is tuned on the one that is named like it."""
     start: Callable[[Problem, Sample, int], Adaptation]
     """From a problem, a sample of its data and its rng seed."""
 
@@ -174,16 +171,16 @@ def _peft_model(problem: Problem, model: nn.Module, config: peft.PeftConfig) -> 
 
 
 FIXED_ARMS = (
-    Arm(name="head", family="head", start=start_head),
+    Arm(name="head", start=start_head),
     *(
-        Arm(name=f"lora-{placement}-{rank}", family=f"lora-{placement}-4", start=partial(start_lora, placement, rank))
+        Arm(name=f"lora-{placement}-{rank}", start=partial(start_lora, placement, rank))
         for placement in ("attention", "mlp", "all")
         for rank in RANKS
     ),
-    Arm(name="adalora", family="adalora", start=start_adalora),
+    Arm(name="adalora", start=start_adalora),
     *(
-        Arm(name=f"lora-{placement}-8", family="lora-all-4", start=partial(start_lora, placement, 8))
+        Arm(name=f"lora-{placement}-8", start=partial(start_lora, placement, 8))
         for placement in ("every-second-block", "random-half")
     ),
-    Arm(name="full", family="full", start=start_full),
+    Arm(name="full", start=start_full),
 )

@@ -77,5 +77,5 @@ def adapt_with_simic(controller: str, problem: Problem, sample: Sample, rng_seed
 
 
 GROWING_ARMS = tuple(
-    Arm(name=name, family=name, start=partial(adapt_with_simic, controller)) for name, controller in CONTROLLERS.items()
+    Arm(name=name, start=partial(adapt_with_simic, controller)) for name, controller in CONTROLLERS.items()
 )

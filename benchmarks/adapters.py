@@ -4,7 +4,7 @@ Run: make data && python benchmarks/adapters.py [--only "gpt-*/lora-*"] [--rng-s
 
 Every arm adapts the same pretrained model with the same batches, optimizer (AdamW) and schedule (warm-up, then linear
 decay). An rng seed is a sample of data, their order, and the initial weights. Learning rates are chosen by validation
-loss on rng seeds of their own, for each family of arms from a grid of the same size. Every training is one line in the
+loss on rng seeds of their own, for every arm from a grid of the same size. Every training is one line in the
 file of results; what is there already is not run again, so the script may be stopped at any time and started again.
 
 Trained parameters do not count the head, which all arms train. Compute is the number of floating-point operations of
@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 ARMS = (*FIXED_ARMS, *GROWING_ARMS)
 ADAPTER_RATES = (1e-3, 3e-3, 1e-2)
 RATES = {"full": (1e-4, 3e-4, 1e-3), "adalora": (1e-2, 3e-2, 1e-1)}
-"""Family of arms -> its grid of learning rates, if other than that of LoRA and grown adapters."""
+"""Arm -> its grid of learning rates, if other than that of LoRA and grown adapters."""
 HEAD_RATE = 1e-2
 """Learning rate of the head in all arms."""
 TUNING_SEEDS = (1000, 1001)
@@ -111,25 +111,25 @@ def run_missing(chosen: Sequence[tuple[Problem, Arm]], options: Options) -> None
 
 
 def tuning_jobs(chosen: Sequence[tuple[Problem, Arm]], *, quick: bool) -> Iterator[Job]:
-    """All rates of all families that are needed, on rng seeds that are not reported."""
+    """All rates of all arms that are needed, on rng seeds that are not reported."""
     for rng_seed in TUNING_SEEDS[: 1 if quick else None]:
-        for problem, family in dict.fromkeys((problem.tuned_on, arm.family) for problem, arm in chosen):
-            for rate in RATES.get(family, ADAPTER_RATES) if needs_rate(family) else ():
-                yield Job(problem, family, rng_seed, rate)
+        for problem, arm in dict.fromkeys((problem.tuned_on, arm.name) for problem, arm in chosen):
+            for rate in RATES.get(arm, ADAPTER_RATES) if needs_rate(arm) else ():
+                yield Job(problem, arm, rng_seed, rate)
 
 
-def needs_rate(family: str) -> bool:
-    """Whether a family trains anything but the head, whose rate is fixed."""
-    return family != "head"
+def needs_rate(arm: str) -> bool:
+    """Whether an arm trains anything but the head, whose rate is fixed."""
+    return arm != "head"
 
 
 def best_rate(records: Sequence[dict[str, Any]], problem: Problem, arm: Arm) -> float:
     """The rate of the lowest mean validation loss."""
-    if not needs_rate(arm.family):
+    if not needs_rate(arm.name):
         return HEAD_RATE
     losses: dict[float, list[float]] = defaultdict(list)
     for record in records:
-        if (record["problem"], record["arm"]) == (problem.tuned_on, arm.family) and record["rng_seed"] in TUNING_SEEDS:
+        if (record["problem"], record["arm"]) == (problem.tuned_on, arm.name) and record["rng_seed"] in TUNING_SEEDS:
             losses[record["rate"]].append(record["validation_loss"])
     return min(losses, key=lambda rate: statistics.fmean(losses[rate]))
 
