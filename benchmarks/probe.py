@@ -8,6 +8,7 @@ wait, two probes predict
 
     value    points of score on test data that the best way brings over never growing
     kind     none, behind, beside or both, whichever is best
+    choice   points that growing in the way with the highest predicted gain brings over never growing
 
 What is best is chosen by the score on validation data. A probe is linear or a small neural network, and is tested on
 tasks that it was not fitted to (grouped cross-validation). "old" leaves out the features that tell hosts apart by data,
@@ -47,6 +48,8 @@ MENU = (
     Item("none"),
     *(Item(kind, FIRST, size) for kind, size in product(("behind", "beside", "both"), ("small", "large"))),
 )
+LIMIT = 15.0
+"""Points to which gains are clipped before they are fitted, so that single broken hosts do not decide."""
 NEW_BASE, NEW_SLOT = BASE_FEATURES.names.index("batches"), SLOT_FEATURES.names.index("width")
 """The first features that tell hosts apart."""
 
@@ -84,6 +87,9 @@ class Hosts(NamedTuple):
     value: np.ndarray
     kind: np.ndarray
     """Index into KINDS."""
+    gain: np.ndarray
+    """Points that every way brings on validation data (N, ways)."""
+    test_gain: np.ndarray
 
 
 def measure(job: Job) -> Hosts:
@@ -107,7 +113,7 @@ def measure(job: Job) -> Hosts:
     value = test[1 + validation[1:].argmax(0), hosts] - test[0]
     kind = np.array([list(KINDS).index(item.kind) for item in MENU])[validation.argmax(0)]
     old, everything = (describe(seen, len(rng_seeds), *ends) for ends in ((NEW_BASE, NEW_SLOT), (None, None)))
-    return Hosts(old, everything, value, kind)
+    return Hosts(old, everything, value, kind, (validation - validation[0]).T, (test - test[0]).T)
 
 
 def describe(seen: list[Observation], num_hosts: int, base_end: int | None, slot_end: int | None) -> np.ndarray:
@@ -131,7 +137,7 @@ def main(options: Options) -> None:
         raise SystemExit(f"folds must lie in 2..{len(jobs)}, the number of tasks, got {options.folds}")
     found = run_parallel(measure, jobs)
     tasks = np.repeat(np.arange(len(jobs)), options.rng_seeds)
-    old, everything, value, kind = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    old, everything, value, kind, gain, test_gain = (np.concatenate(parts) for parts in zip(*found, strict=True))
     linear = RidgeCV(np.logspace(0, 5, 16))
     small: dict[str, Any] = {"hidden_layer_sizes": (16,), "alpha": 10.0, "max_iter": 300, "random_state": 0}
     result = {
@@ -139,6 +145,10 @@ def main(options: Options) -> None:
         for name, model in (("linear", linear), ("mlp", MLPRegressor(**small)))
         for suffix, x in (("_old", old), ("", everything))
     }
+    for name, model in (("linear", linear), ("mlp", MLPRegressor(**small))):
+        chosen = predict(model, everything, gain.clip(-LIMIT, LIMIT), tasks, options.folds).argmax(1)
+        result[f"choice_{name}"] = float(test_gain[np.arange(len(chosen)), chosen].mean())
+    result["choice_fixed"] = float(test_gain[:, gain.mean(0).argmax()].mean())
     classifiers = {
         "linear": LogisticRegression(C=0.01, max_iter=300),
         "mlp": MLPClassifier(**small),
