@@ -7,15 +7,17 @@ On validation tasks of a family, all on the same hosts, in points of score on te
     never          no growth
     best plan      the item of the menu that is best on average over all hosts
     per host       the item of the menu that is best for the host
+    trained again  the same item, when the host is trained once more from weights that differ by a thousandth
     other hosts    the item that is best on average over the other hosts of the task: what knowing the task is worth
     best of 64     the best of 64 random episodes of the host
 
 What is best is chosen by the score on validation data, so `per host` and `best of 64` are what a search of so many
-trainings brings, not hindsight. Hosts of a task differ in their data and weights; what `per host` gains over `other
-hosts` belongs to one host. The menu has 13 items: never, or seeds in every slot that are behind, beside or both (two
-seeds per slot), small or large, from decision 0 or 8 on. Random episodes germinate any blueprint anywhere at a rate of
-their own and finish what they began. The answers that were chosen are counted; "same on test data" is how often test
-data would have chosen the same kind of seeds, and what it would be if both choices were independent.
+trainings brings, not hindsight. What `per host` gains over `trained again` is the luck of one training, which no
+controller can foresee; what that gains over `other hosts` belongs to the host's own data and weights. The menu has 13
+items: never, or seeds in every slot that are behind, beside or both (two seeds per slot), small or large, from
+decision 0 or 8 on. Random episodes germinate any blueprint anywhere at a rate of their own and finish what they began.
+The answers that were chosen are counted; "same on test data" is how often test data would have chosen the same kind of
+seeds, and what it would be if both choices were independent.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import tyro
 from lab import mean_and_error, run_parallel
 
@@ -70,6 +73,8 @@ BLUEPRINTS_OF: dict[str, dict[tuple[str, str], str]] = {
     },
 }
 """Topology -> what a seed reads and its size -> blueprint."""
+NUDGE = 1e-3
+"""Relative change of the initial weights of hosts that are trained again."""
 RATES = (0.05, 1.0)
 """Range of the probability, log-uniform, with which a random episode takes a chance to germinate."""
 
@@ -131,6 +136,7 @@ class Found(NamedTuple):
     """What the hosts of a task came to."""
 
     menu: Played
+    again: Played
     random: Played
 
 
@@ -147,7 +153,9 @@ def measure(job: Job) -> Found:
     """The menu and random episodes on the hosts of one task."""
     options, task = job.options, find_task(job.family, split="validation", rng_seed=job.number)
     rng_seeds = list(range(options.rng_seeds))
-    menu = _fresh(task, rng_seeds * len(MENU), options.horizon)
+    menu, again = (_fresh(task, rng_seeds * len(MENU), options.horizon) for _ in range(2))
+    weights = again.hosts.hosts.rows
+    weights.mul_(1 + NUDGE * torch.randn(weights.shape, generator=torch.Generator().manual_seed(job.number)))
     items = [item for item in MENU for _ in rng_seeds]
     late, large = (
         np.reshape([getattr(item, part) == value for item in items], (len(MENU), -1))
@@ -155,7 +163,7 @@ def measure(job: Job) -> Found:
     )
     random = _fresh(task, rng_seeds * options.episodes, options.horizon)
     return Found(
-        play(menu, MenuController(items, menu), len(MENU))._replace(late=late, large=large),
+        *(play(own, MenuController(items, own), len(MENU))._replace(late=late, large=large) for own in (menu, again)),
         play(random, RandomGrowth(random, rng_seed=job.number), options.episodes),
     )
 
@@ -247,13 +255,14 @@ def play(trainings: HostTrainings, controller: MenuController | RandomGrowth, ep
 
 def report(family: str, found: Sequence[Found]) -> dict[str, Any]:
     """Print what the tasks of a family came to; the figures of the RESULT line."""
-    menu, random = (_joined([getattr(own, part) for own in found]) for part in ("menu", "random"))
+    menu, again, random = (_joined(parts) for parts in zip(*found, strict=True))
     num_tasks, hosts = len(found), np.arange(menu.test.shape[1])
     plan, item, episode = menu.validation.mean(1).argmax(), menu.validation.argmax(0), random.validation.argmax(0)
     scores = {
         "never": menu.test[0],
         f"best plan ({MENU[plan]})": menu.test[plan],
         "per host": menu.test[item, hosts],
+        "trained again": again.test[item, hosts],
         "other hosts": menu.test[best_of_others(menu.validation, num_tasks), hosts],
         f"best of {len(random.test)}": random.test[episode, hosts],
     }
