@@ -163,7 +163,8 @@ def measure(job: Job) -> Found:
     )
     random = _fresh(task, rng_seeds * options.episodes, options.horizon)
     return Found(
-        *(play(own, MenuController(items, own), len(MENU))._replace(late=late, large=large) for own in (menu, again)),
+        play(menu, MenuController(items, menu), len(MENU))._replace(late=late, large=large),
+        play(again, MenuController(items, again), len(MENU))._replace(late=late, large=large),
         play(random, RandomGrowth(random, rng_seed=job.number), options.episodes),
     )
 
