@@ -211,7 +211,7 @@ ANSWERS: list[tuple[list[str], int, str]] = [
     (["grow", "--controller", "heurstic"], 2, "did you mean heuristic?"),
     (["grow", "--task", "digit-cnn"], 2, "did you mean digits-cnn?"),
     (["presets"], 0, "quick"),
-    (["train", "--print-config"], 0, '"updates": 24'),
+    (["train", "--print-config"], 0, f'"updates": {simic.preset().updates}'),
 ]
 ALL_IN_ONE = """
 import contextlib, io, json, os, sys

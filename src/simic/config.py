@@ -179,7 +179,7 @@ class Preset(NamedTuple):
 PRESETS: dict[str, Preset] = {
     "quick": Preset(
         "About a minute on 2 CPU cores.",
-        RunConfig(updates=24, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3)),
+        RunConfig(updates=20, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3)),
     ),
     "standard": Preset(
         "About 45 minutes on 2 CPU cores.",
