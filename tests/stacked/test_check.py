@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from simic import Action, GrowableModel, blueprint, zeroed
 from simic.environment.host_trainings import HostTrainings
+from simic.stacked import check
 from simic.stacked.hosts import StackedHosts
 from simic.stacked.optimizer import OptimizerConfig
 from simic.tasks.registry import make_task
@@ -451,6 +452,29 @@ def test_the_check_leaves_no_trace():
         assert torch.equal(nn.utils.parameters_to_vector(network.parameters()), stacked.hosts.rows[row])
         assert not any(part.training or part._forward_hooks for part in network.modules())
         assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("second", "compared"),
+    [
+        pytest.param(host(), 0, id="the same"),
+        pytest.param(host(lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())), 1, id="another layer"),
+        pytest.param(host(head=lambda: nn.Linear(6, 3)), 1, id="another size"),
+        pytest.param(lambda: host()().double(), 1, id="another dtype"),
+        pytest.param(host(hooked), 2, id="hooks, which the text does not show"),
+        pytest.param(host(own_forward), 2, id="a forward of its own"),
+        pytest.param(host(lambda: Function(lambda m, h: h.sin())), 2, id="a layer of the user's"),
+    ],
+)
+def test_hosts_of_plain_layers_are_compared_once(second, compared, monkeypatch):
+    comparisons = []
+    find = check._find_overwriting
+    monkeypatch.setattr(check, "_checked_hosts", {})
+    monkeypatch.setattr(check, "_find_overwriting", lambda *given: comparisons.append(given) or find(*given))
+    stack(host())
+    for _ in range(2):
+        stack(second, example_input=X.to(next(second().parameters()).dtype))
+    assert len(comparisons) - 1 == compared
 
 
 def test_a_host_that_changes_at_a_reset_is_refused():
