@@ -109,3 +109,9 @@ def hold(megabytes: int, ready: Any, done: Any) -> None:
     ready.set()
     done.wait(60)
     del held
+
+
+def touch(directory: Path, name: str) -> str:
+    """Leave a file with this name."""
+    (directory / name).touch()
+    return name

@@ -76,6 +76,22 @@ def test_results_of_an_abandoned_stream_are_dropped():
 
 
 @pytest.mark.slow
+def test_workers_go_on_while_the_caller_does_something_else(tmp_path):
+    """Each with the job that it was given when the one before was done."""
+    pool = LocalProcessPool(jobs.touch, 1)
+    try:
+        stream = pool.stream(tmp_path, ["first", "second"])
+        assert next(stream) == (0, "first")
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "second").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert list(stream) == [(1, "second")]
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
 def test_an_idle_worker_that_dies_is_replaced():
     pool = LocalProcessPool(jobs.power, 1)
     try:

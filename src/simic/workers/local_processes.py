@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -39,20 +39,25 @@ class _Worker:
 
 
 class LocalProcessPool(Pool):
-    """Worker processes are started by the first `stream` and reused; `common` is sent to each of them once per call."""
+    """Worker processes are started by `start` or the first `stream`; `common` is sent to each of them once per call."""
 
     def __init__(self, function: JobFunction, workers: int) -> None:
         self.function, self.num_workers, self.faults = function, workers, list[Fault]()
         self._workers: list[_Worker] = []
         self._version = self._lost = 0
 
+    def start(self) -> dict[str, Mapping[str, Any]]:
+        """Start the worker processes without waiting for them: each takes seconds to import what it needs."""
+        while len(self._workers) < self.num_workers:
+            self._start()
+        return {}
+
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (index of the job, result) in the order of completion."""
         self._version += 1
         version, waiting, deaths, unfinished = self._version, list(range(len(jobs)))[::-1], 0, len(jobs)
         try:
-            while len(self._workers) < self.num_workers:
-                self._start()
+            self.start()
             while unfinished:
                 for worker in self._workers:
                     if worker.job is None and waiting:
@@ -72,6 +77,8 @@ class LocalProcessPool(Pool):
                         self._replace(worker, deaths)
                     else:
                         unfinished -= 1
+                        if waiting:  # before the caller goes on, so that the worker has work meanwhile
+                            self._send(worker, waiting.pop(), jobs, common)
                         yield answer
         finally:
             # An error, or a caller that stopped iterating: workers would answer the next call with results of this one.

@@ -73,9 +73,10 @@ class Pool(Protocol):
     """Workers that died since the list was last cleared. Their jobs were run again."""
 
     def start(self) -> dict[str, Mapping[str, Any]]:
-        """Start workers on other machines, if there are any, and check those; returns their facts by name.
+        """Start workers, check other machines if there are any, and return the facts of those by name.
 
-        The first `stream` does this too. Called beforehand, it reports what is missing before any work is done.
+        The first `stream` does this too. Called beforehand, workers on this machine start while the caller prepares its
+        work, and what other machines lack is reported before any work is done.
         """
         return {}
 
@@ -84,7 +85,11 @@ class Pool(Protocol):
         return None
 
     def stream(self, common: Any, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (index of the job, result) in the order of completion."""
+        """Yield (index of the job, result) in the order of completion.
+
+        Jobs are handed out in their order. Between two results the caller may do something else: workers go on with
+        the jobs that they have. The next call must wait until all results are taken, or the pool is closed.
+        """
         ...
 
     def status(self) -> PoolStatus:
