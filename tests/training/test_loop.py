@@ -7,7 +7,7 @@ import pytest
 from helpers import tiny_run
 
 from simic.telemetry.events import RunFinished, Update
-from simic.training.episodes import play_group
+from simic.training.episodes import play_groups
 from simic.training.run import Run
 from simic.workers.in_process import InProcessPool
 from simic.workers.protocol import WorkersDiedError
@@ -29,7 +29,7 @@ class DyingPool(InProcessPool):
     """Loses its workers for good in the third update."""
 
     def stream(self, common, jobs):
-        if jobs[0].update == 2:
+        if jobs[0][0].update == 2:
             raise WorkersDiedError("job 0 lost its worker 4 times")
         return super().stream(common, jobs)
 
@@ -38,7 +38,7 @@ def test_a_run_whose_workers_die_saves_its_last_whole_update(tmp_path, tiny_task
     """Also the updates since the last checkpoint that was due."""
 
     def plant(run: Run) -> None:
-        run.pool = DyingPool(play_group)
+        run.pool = DyingPool(play_groups)
 
     changes: dict[str, Any] = {"updates": 4, "checkpoint_every": 4}
     with pytest.raises(WorkersDiedError, match="lost its worker"):

@@ -40,8 +40,10 @@ from simic.telemetry.events import (
 from simic.training import build
 from simic.training.build import build_run, make_agent, start_from
 from simic.training.episode_files import load_episodes
+from simic.training.episodes import play_groups
 from simic.training.run import Run
-from simic.workers.protocol import Fault
+from simic.workers.in_process import InProcessPool
+from simic.workers.protocol import Fault, PoolStatus
 
 JUDGED = {"warm_up": 1, "explained_variance": -20.0}
 """Judged from the second update on, though a critic that has seen a dozen decisions knows nothing yet."""
@@ -754,13 +756,64 @@ def test_other_errors_are_not_hidden_and_let_go_of_everything(tmp_path, tiny_tas
 # Workers.
 
 
-def test_a_worker_that_died_is_told_once(tmp_path, tiny_task):
-    def plant(run: Run) -> None:
-        before_update(run, 1, lambda: run.pool.faults.append(Fault(pid=321, error="exit code -9", job=1)))
+class TwoWorkers(InProcessPool):
+    """Says that it has two workers, and keeps the jobs of each call."""
 
-    tiny_run.play_run(tmp_path, plant, updates=3)
-    (fault,) = tiny_run.told(tmp_path, WorkerFault)
-    assert (fault.update, fault.worker, fault.group, fault.error) == (1, 321, 0, "exit code -9")  # the twin's job
+    def __init__(self) -> None:
+        super().__init__(play_groups)
+        self.calls: list[list[list[tuple[int, int, bool]]]] = []
+
+    def stream(self, common, jobs):
+        self.calls.append([[(job.update, job.group, job.twin) for job in share] for share in jobs])
+        return super().stream(common, jobs)
+
+    def status(self) -> PoolStatus:
+        return PoolStatus(workers=2)
+
+
+def test_workers_get_the_twins_of_the_next_update_while_the_learner_learns(tmp_path, tiny_task):
+    """The twins of the first update come with its groups, those of the one after the last are not played."""
+    pool = TwoWorkers()
+
+    def plant(run: Run) -> None:
+        run.pool = pool
+
+    tiny_run.play_run(tmp_path / "shared", plant, updates=3, num_groups=3)
+    groups = [[[(update, group, False)] for group in range(3)] for update in range(3)]
+    ahead = [[[(update, 0, True), (update, 2, True)], [(update, 1, True)]] for update in (1, 2)]
+    first = [[(0, group, True)] for group in range(3)]
+    assert pool.calls == [groups[0] + first + ahead[0], groups[1] + ahead[1], groups[2]]
+    tiny_run.play_run(tmp_path / "alone", updates=3, num_groups=3)
+    assert tiny_run.same(tiny_run.kept(tmp_path / "shared"), tiny_run.kept(tmp_path / "alone"))
+
+
+def test_twins_that_were_played_ahead_are_those_that_a_resumed_run_plays(tmp_path, tiny_task):
+    tiny_run.play_run(tmp_path / "parts", updates=1, num_groups=2)
+    tiny_run.play_run(tmp_path / "parts", updates=2, num_groups=2, resume=True)
+    tiny_run.play_run(tmp_path / "whole", updates=2, num_groups=2)
+    assert tiny_run.same(tiny_run.kept(tmp_path / "parts"), tiny_run.kept(tmp_path / "whole"))
+
+
+class FaultyPool(InProcessPool):
+    """Loses a worker with each job of the second update that it has."""
+
+    def stream(self, common, jobs):
+        for index, result in super().stream(common, jobs):
+            if jobs[0][0].update == 1:
+                self.faults.append(Fault(pid=321 + index, error="exit code -9", job=index))
+            yield index, result
+
+
+def test_a_worker_that_died_is_told_once_with_its_group(tmp_path, tiny_task):
+    """Jobs are the groups, then the twins of the next update, which end when that is collected."""
+
+    def plant(run: Run) -> None:
+        run.pool = FaultyPool(play_groups)
+
+    tiny_run.play_run(tmp_path, plant, updates=4, num_groups=2)
+    faults = [(fault.update, fault.worker, fault.group) for fault in tiny_run.told(tmp_path, WorkerFault)]
+    assert faults == [(1, 321, 0), (1, 322, 1), (2, 323, 0)]
+    assert {fault.error for fault in tiny_run.told(tmp_path, WorkerFault)} == {"exit code -9"}
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from simic.telemetry.anomalies import AnomalyDetector
 from simic.telemetry.events import Event, RunStarted
 from simic.telemetry.mirrors import tensorboard_mirror, wandb_mirror
 from simic.telemetry.recorder import Recorder
-from simic.training.episodes import GroupSetup, play_group
+from simic.training.episodes import GroupSetup, play_groups
 from simic.training.preflight import no_device
 from simic.training.profiler import UpdateProfiler
 from simic.training.progress import Progress
@@ -50,7 +50,7 @@ from simic.training.run import Run
 from simic.training.used_settings import trains_hosts
 from simic.workers.build import make_pool
 from simic.workers.node_probe import probe
-from simic.workers.protocol import Check
+from simic.workers.protocol import Check, Pool
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "scikit-learn")
 FREE_BYTES = 64 * 2**20
@@ -70,6 +70,36 @@ def build_run(
 ) -> Run:
     """A run at its beginning or at its last checkpoint. The caller holds the lock of the directory."""
     checkpoint = None if directory is None else _resume_from(config, directory, resume, say)
+    pool = make_pool(play_groups, config.placement, check=data_check(config))
+    try:
+        nodes = pool.start()  # first: workers load their modules while the rest is built
+        if warning := pool.warning():
+            say(warning)
+        run = _assemble_run(
+            config, directory, checkpoint, pool, init=init, profile=profile, on_update=on_update, quiet=quiet, say=say
+        )
+        if nodes:
+            run.started = replace(run.started, nodes={"driver": probe(), **nodes})
+        if directory is not None:
+            write_config(config, directory)  # last: a run that cannot be built leaves no settings behind
+    except BaseException:
+        pool.close()
+        raise
+    return run
+
+
+def _assemble_run(
+    config: RunConfig,
+    directory: RunDirectory | None,
+    checkpoint: Checkpoint | None,
+    pool: Pool,
+    *,
+    init: Path | None,
+    profile: Path | None,
+    on_update: OnUpdate | None,
+    quiet: bool,
+    say: Callable[[str], None],
+) -> Run:
     first = checkpoint.update if checkpoint else 0
     agent = make_agent(config)
     if init is not None and checkpoint is None:
@@ -78,7 +108,7 @@ def build_run(
         directory=directory,
         agent=agent,
         setup=make_setup(config),
-        pool=make_pool(play_group, config.placement, check=data_check(config)),
+        pool=pool,
         started=manifest(config, checkpoint),
         profiler=UpdateProfiler(profile, first, config.updates),
         recorder=make_recorder(config, directory, first),
@@ -102,16 +132,6 @@ def build_run(
         run.load_state(checkpoint.tree)
     else:
         run.recorder.rewind(0)
-    try:
-        if nodes := run.pool.start():
-            run.started = replace(run.started, nodes={"driver": probe(), **nodes})
-        if warning := run.pool.warning():
-            say(warning)
-        if directory is not None:
-            write_config(config, directory)  # last: a run that cannot be built leaves no settings behind
-    except BaseException:
-        run.pool.close()
-        raise
     return run
 
 

@@ -5,6 +5,7 @@ Shapes: T decisions, N hosts of a group, S slots, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -89,6 +90,11 @@ def group_jobs(rng_seed: int, update: int, num_groups: int, num_tasks: int) -> l
     ]
 
 
+def twin_jobs(jobs: Sequence[GroupJob]) -> list[GroupJob]:
+    """The twins of these groups."""
+    return [job._replace(twin=True, trace=None) for job in jobs]
+
+
 class PolicyWeights(NamedTuple):
     """A policy as plain data that can be sent between processes."""
 
@@ -109,6 +115,11 @@ class PolicyWeights(NamedTuple):
         network = Ensemble([make_network(own) for own in config]) if isinstance(config, tuple) else make_network(config)
         network.load_state_dict({name: torch.from_numpy(value) for name, value in self.arrays.items()})
         return network
+
+
+def play_groups(common: tuple[GroupSetup, PolicyWeights], jobs: Sequence[GroupJob]) -> list[EpisodeRecord]:
+    """Play several groups one after the other: what a worker is given at once."""
+    return [play_group(common, job) for job in jobs]
 
 
 def play_group(common: tuple[GroupSetup, PolicyWeights], job: GroupJob) -> EpisodeRecord:

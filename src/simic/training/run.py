@@ -30,12 +30,21 @@ from simic.telemetry.memory import peak_memory
 from simic.telemetry.recorder import Recorder
 from simic.training.episode_events import EVENTS_OF
 from simic.training.episode_files import save_episodes
-from simic.training.episodes import GroupSetup, PolicyWeights, against_twins, group_jobs, learner_arrays, to_rollout
+from simic.training.episodes import (
+    GroupJob,
+    GroupSetup,
+    PolicyWeights,
+    against_twins,
+    group_jobs,
+    learner_arrays,
+    to_rollout,
+    twin_jobs,
+)
 from simic.training.profiler import UpdateProfiler
 from simic.training.progress import Progress, show_update
 from simic.training.result import OnUpdate, Status, StopTraining, TrainingResult
 from simic.training.statistics import episode_figures
-from simic.workers.protocol import Pool
+from simic.workers.protocol import Fault, Pool
 from simic.workers.signals import StopSignals
 
 
@@ -72,6 +81,13 @@ class Run:
     signals: StopSignals = field(default_factory=StopSignals)
     _safe: dict[str, Any] = field(default_factory=dict)
     """The state after the last whole update."""
+    _stream: Iterator[tuple[int, list[EpisodeRecord]]] = field(default_factory=lambda: iter(()))
+    """Results of `_jobs`; while the learner learns, those of the next update's twins are still to come."""
+    _jobs: list[tuple[GroupJob, ...]] = field(default_factory=list)
+    _ahead: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
+    """Twins of the next update that are played already, by the index of their job."""
+    _faults: list[tuple[Fault, int]] = field(default_factory=list)
+    """Workers that died in this update, and the group that each was playing."""
     _seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
 
@@ -97,19 +113,61 @@ class Run:
     # The steps of an update, in the order of the loop.
 
     def collect(self) -> list[EpisodeRecord]:
-        """Play the episodes of all groups with the current policy."""
-        jobs = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks)
-        if self.setup.twins:  # last, because they are short: workers finish at about the same time
-            jobs += [job._replace(twin=True) for job in jobs]
+        """Play the episodes of all groups with the current policy, and let workers begin the twins of the next update.
+
+        Twins do not depend on the policy, so workers play them while the learner learns; the next call takes them:
+
+            jobs     0 1 2 3   the groups; then the twins of the first update, which nobody played before
+                     4 5       the twins of the next update, as many jobs as there are workers
+        """
+        jobs, twins = group_jobs(self.rng_seed, self.update, self.num_groups, self.num_tasks), self._finish_twins()
+        if self.setup.twins and not twins:
+            jobs += twin_jobs(jobs)
         jobs[0] = jobs[0]._replace(trace=self.profiler.rollout_path(self.update))
-        played: list[Any] = [None] * len(jobs)
-        common = (self.setup, PolicyWeights.of(self.agent.plain))
-        for done, (job, result) in enumerate(self.pool.stream(common, jobs), 1):
-            played[job] = result
-            self.progress.describe(" ".join(filter(None, [f"rollout {done}/{len(jobs)}", str(self.pool.status())])))
-        groups, twins = played[: self.num_groups], played[self.num_groups :]
+        self._jobs = [(job,) for job in jobs] + self._twins_of_next()
+        self._stream = self.pool.stream((self.setup, PolicyWeights.of(self.agent.plain)), self._jobs)
+        played: dict[int, EpisodeRecord] = {}
+        while len(played) < len(jobs):
+            index, records = next(self._stream)
+            if index < len(jobs):
+                (played[index],) = records
+            else:
+                self._ahead[index] = records
+            progress = [f"rollout {len(played)}/{len(jobs)}", str(self.pool.status())]
+            self.progress.describe(" ".join(filter(None, progress)))
+        self._note_faults()
+        ordered = [played[index] for index in range(len(jobs))]
+        groups, twins = ordered[: self.num_groups], twins or ordered[self.num_groups :]
         gamma = self.setup.reward.gamma
         return [against_twins(own, twin, gamma) for own, twin in zip(groups, twins, strict=True)] if twins else groups
+
+    def _twins_of_next(self) -> list[tuple[GroupJob, ...]]:
+        """The twins of the next update, dealt out to the workers."""
+        if not self.setup.twins or self.update + 1 >= self.updates:
+            return []
+        twins = twin_jobs(group_jobs(self.rng_seed, self.update + 1, self.num_groups, self.num_tasks))
+        shares = min(len(twins), max(1, self.pool.status().workers))
+        return [tuple(twins[share::shares]) for share in range(shares)]
+
+    def _finish_twins(self) -> list[EpisodeRecord]:
+        """The twins that workers began during the last update, in the order of groups; none at the start of a run."""
+        for index, records in self._stream:
+            self._ahead[index] = records
+        self._note_faults()
+        played = {
+            job.group: record
+            for index in self._ahead
+            for job, record in zip(self._jobs[index], self._ahead[index], strict=True)
+        }
+        self._ahead.clear()
+        return [played[group] for group in sorted(played)]
+
+    def _note_faults(self) -> None:
+        """Take over the faults of the pool, which number jobs by their place in a call."""
+        self._faults += [
+            (fault, self._jobs[fault.job][0].group if fault.job >= 0 else -1) for fault in self.pool.faults
+        ]
+        self.pool.faults.clear()
 
     def assemble(self, groups: Sequence[EpisodeRecord]) -> tuple[Rollout, dict[str, float]]:
         """One rollout of all groups, and the metrics of their episodes."""
@@ -143,12 +201,11 @@ class Run:
             self.recorder.record(anomaly)
         if plateau := self.detector.check_plateau(self.update, metrics):
             self.recorder.record(plateau)
-        for fault in self.pool.faults:
-            group = fault.job % self.num_groups if fault.job >= 0 else fault.job
+        for fault, group in self._faults:
             about = {"worker": fault.pid, "group": group, "error": fault.error, "node": fault.node}
             self.recorder.record(WorkerFault(update=self.update, **about))
             self.progress.print(f"update {self.update + 1}: {fault}")
-        self.pool.faults.clear()
+        self._faults.clear()
         self.recorder.end_update()
 
     def complete_update(self, metrics: dict[str, float]) -> None:
