@@ -12,6 +12,8 @@ MERMAID := build/mermaid.min.js
 MERMAID_VERSION = $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' docs/extensions/mermaid.py)
 DATA := data/.ready
 SETS := data/.sets
+# Every process would compile torch anew at its import: twice the time of a start.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: train pretrained test test-slow test-web test-cluster test-integrations check docs bench data setup setup-cluster help clean
