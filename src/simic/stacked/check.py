@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
 from simic.growth.blueprints import BLUEPRINTS, Blueprint, new_branch
@@ -184,8 +183,8 @@ def check_blueprint(name: str, site: Site, reference: Tensor) -> None:
     _stackable.add(key)
 
 
-def check_figure(what: str, figure: Figure, outputs: Tensor, targets: Tensor) -> None:
-    """Raise unless a loss or metric is the same under vmap over hosts as for each host alone."""
+def check_figure(what: str, figure: Figure, stacked_figure: Figure, outputs: Tensor, targets: Tensor) -> None:
+    """Raise unless the stacked form of a loss or metric gives what the function gives for each host alone."""
     rule = f"the {what} must return one number per host, the same for stacked hosts as for each host alone"
     try:
         alone = torch.stack([torch.as_tensor(figure(*pair)) for pair in zip(outputs, targets, strict=True)])
@@ -195,7 +194,7 @@ def check_figure(what: str, figure: Figure, outputs: Tensor, targets: Tensor) ->
     if alone.dim() != 1:
         raise ValueError(f"{rule}, got shape {tuple(alone.shape[1:])}: return the mean over the batch")
     try:
-        stacked = vmap(figure)(outputs, targets)
+        stacked = stacked_figure(outputs, targets)
     except Exception as error:
         raise ValueError(f"{rule}; stacked it fails ({first_sentence(error)}): use tensor operations only") from error
     if (size := relative_difference(stacked, alone)) > TOLERANCE:

@@ -26,15 +26,15 @@ class Figures:
     """Loss and metric of N hosts; the first use checks on two hosts that both functions can run stacked."""
 
     def __init__(self, loss: Figure, metric: Figure) -> None:
-        self._functions = {"loss": loss, "metric": metric}
+        self._loss, self._metric = loss, metric
         self._losses, self._metrics = stacked_figure(loss), stacked_figure(metric)
         self._checked = False
 
     def __call__(self, outputs: Tensor, targets: Tensor, num_hosts: int) -> tuple[Tensor, Tensor]:
         """The losses of the first `num_hosts` rows, and the metrics of all."""
         if not self._checked and outputs.device.type != "meta":
-            for name, function in self._functions.items():
-                check_figure(name, function, outputs[:2], targets[:2])
+            check_figure("loss", self._loss, self._losses, outputs[:2], targets[:2])
+            check_figure("metric", self._metric, self._metrics, outputs[:2], targets[:2])
             self._checked = True
         return self._losses(outputs[:num_hosts], targets[:num_hosts]), self._metrics(outputs, targets)
 
