@@ -1,7 +1,8 @@
 """A model of an update on a cluster: measured costs in, seconds out, for any number of workers and groups.
 
 The driver does one thing at a time: it hands out jobs, receives results and learns. A worker has one job that runs and
-one that waits, as in `simic.workers.ray_pool`. Groups are handed out first, then their twins, which are shorter:
+one that waits, as in `simic.workers.ray_pool`. Groups are handed out first, then their twins, which are shorter. Real
+runs play twins while the driver learns, so the model is on the slow side by up to their time:
 
     driver   common data | hand out 2 jobs per worker | receive, hand out | receive, hand out | ... | learn
     worker               fetch common data | group .............. | group ............ | twin ...

@@ -7,7 +7,8 @@ exactly the same work, whatever the workers and the level, so every update is co
 interleaved rounds. The first update, in which workers start, does not count.
 
 Two workers cannot halve what is serial, nor the rest if groups take unequal time. Both limits are computed from the run
-with one worker, by giving its groups to two workers in the order in which they come.
+with one worker, by giving its groups to two workers in the order in which they come. Twins are played while the learner
+learns; what is left of them then counts for the first group.
 
 The cost of a level is the time that the record phase takes longer than with level off, as a share of the whole update;
 the difference between whole updates is printed too, but is mostly noise. It is measured with two workers, where the

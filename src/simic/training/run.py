@@ -129,10 +129,10 @@ class Run:
         played: dict[int, EpisodeRecord] = {}
         while len(played) < len(jobs):
             index, records = next(self._stream)
-            if index < len(jobs):
-                (played[index],) = records
-            else:
+            if index >= len(jobs):
                 self._ahead[index] = records
+                continue
+            (played[index],) = records
             progress = [f"rollout {len(played)}/{len(jobs)}", str(self.pool.status())]
             self.progress.describe(" ".join(filter(None, progress)))
         self._note_faults()
