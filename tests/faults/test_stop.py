@@ -82,8 +82,8 @@ def test_a_stop_that_python_ignores_is_not_lost(run, reference):
     """Python ignores exceptions in finalizers."""
     code = run_to_end(run, InjectedSignal(FINALIZER_PLACE, 2, TERM, in_finalizer=True))
     assert code == 128 + TERM, run.output
+    assert "Traceback" not in run.output, run.output
     assert_checkpoint_of(run, 1, reference)
-    run.log.unlink()  # Python prints the exception it ignored
     assert_same_results(finish(run), reference)
 
 
@@ -109,16 +109,28 @@ def test_stopped_with_workers(group, run, reference):
     assert_same_results(finish(run), reference)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 1.0])
-def test_stopped_while_workers_start(delay, run, reference):
-    """Ctrl-C as soon as there are workers: no error output, no process left."""
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_stopped_while_workers_start_and_the_run_is_built(number, run, reference):
+    """A signal as soon as there are workers: no error output, no process and no run left."""
     process = command(run, workers=2)
     wait_until(lambda: workers_of(process.pid), "workers were started")
+    os.killpg(process.pid, number)
+    assert process.wait(DEADLINE) == (128 + INT if number == INT else -TERM), run.output
+    assert_no_process_left(process.pid)
+    assert "Traceback" not in run.output, run.output
+    assert not (run.path / "config.json").exists()
+    assert_same_results(finish(run), reference)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 1.0])
+def test_stopped_while_workers_begin_their_first_jobs(delay, run, reference):
+    process = command(run, workers=2)
+    wait_until(lambda: run.starts, "the run began")
     time.sleep(delay)
     os.killpg(process.pid, INT)
     assert process.wait(DEADLINE) == 128 + INT, run.output
     assert_no_process_left(process.pid)
-    assert_stopped(run, INT, 0, reference)
+    assert_stopped(run, INT, run.updates, reference)
 
 
 def test_workers_exit_when_the_run_is_killed(run, reference):

@@ -57,6 +57,25 @@ def test_what_must_be_finished_is_finished_first():
     assert done == ["inner", "outer"]
 
 
+def test_finalizers_that_fail_are_told_until_a_stop(monkeypatch):
+    class HalfBuilt:
+        def __del__(self) -> None:
+            raise AttributeError("not yet there")
+
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    before, signals = sys.unraisablehook, StopSignals()
+    with signals.quiet():
+        HalfBuilt()
+        assert [str(about.exc_value) for about in told] == ["not yet there"]
+        with pytest.raises(Stopped), signals.watched():
+            os.kill(os.getpid(), signal.SIGTERM)
+        HalfBuilt()
+        assert len(told) == 1
+    assert sys.unraisablehook is before
+    told.clear()
+
+
 def test_an_error_in_a_held_region_counts_more_than_the_signal():
     signals = StopSignals()
 

@@ -17,6 +17,7 @@ def train(run: Run) -> TrainingResult:
     with run.open():
         try:
             with run.signals.watched():
+                run.begin()
                 while run.update < run.updates:
                     with run.phase("rollout"):
                         groups = run.collect()

@@ -95,12 +95,17 @@ class Run:
     def open(self) -> Iterator[None]:
         """Hold the recorder, the workers and the progress display while the run lasts."""
         with ExitStack() as stack:
+            stack.enter_context(self.signals.quiet())
             stack.callback(self.pool.close)
             stack.enter_context(self.recorder)
             stack.enter_context(self.progress)
-            self.recorder.record(self.started)
             self._safe = self.state()
             yield
+
+    def begin(self) -> None:
+        """Record the start; whoever sees it may stop the run."""
+        with self.signals.held():
+            self.recorder.record(self.started)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

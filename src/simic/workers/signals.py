@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -62,6 +63,17 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._holding, self._pending = 0, 0
+        self._received = False
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """A block around `watched`: what a signal interrupted may fail in its finalizer, and nobody has to know."""
+        before = sys.unraisablehook
+        sys.unraisablehook = lambda about: None if self._received else before(about)
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
 
     def watched(self) -> AbstractContextManager[None]:
         """Signals raise `Stopped` in this block; the previous handlers are restored after it."""
@@ -82,6 +94,7 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         for other in SIGNALS:  # the next signal kills
             signal.signal(other, signal.SIG_DFL)
+        self._received = True
         self._pending = number  # kept in any case: Python ignores exceptions that are raised in finalizers
         if not self._holding:
             raise Stopped(number)
