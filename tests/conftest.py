@@ -1,5 +1,6 @@
 """What all tests share: one thread, so that runs on a busy machine are quick and sums come in one order; fixtures."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from simic.tasks.task import Task
 from simic.training import build, episodes
 
 torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Let commands that tests start be stopped by SIGINT, which a shell's background job and its children ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
