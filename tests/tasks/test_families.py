@@ -1,6 +1,7 @@
 """Families: tasks determined by split and rng seed, splits that share nothing, hosts that fit their data."""
 
 import pickle
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from simic.growth.slot_discovery import find_sites
 from simic.tasks.families import MLP, Ranges, TaskFamily
 from simic.tasks.registry import FAMILIES, SPLITS, find_task
+from simic.tasks.task import Task
 
 DIFFICULTY = ("problem", "turns", "hidden", "extent", "classes", "distance", "modulus", "lag")
 EVERY = pytest.mark.parametrize("name", FAMILIES)
+# In combined, transformers of one split are as wide as other networks of another; its families are tested instead.
+EVERY_OF_ONE_KIND = pytest.mark.parametrize("name", [name for name in FAMILIES if name != "combined"])
 
 
 def architecture(task) -> tuple:
@@ -61,6 +65,25 @@ def test_mixed_draws_what_mlp_and_cnn_draw():
         assert ("extent" in task.draw(0).traits) == picture
 
 
+def test_combined_draws_what_its_families_draw():
+    names = ("mlp", "cnn", "subsets", "sequences", "broad")
+    drawn = Counter(
+        next(name for name in names if same_task(find_task("combined", rng_seed=seed), find_task(name, rng_seed=seed)))
+        for seed in range(120)
+    )
+    assert drawn["mlp"] == pytest.approx(60, abs=15)
+    assert all(3 <= drawn[name] <= 30 for name in names[1:])
+
+
+def same_task(one: Task, other: Task) -> bool:
+    return (
+        one.traits == other.traits
+        and one.length == other.length
+        and one.data.train_x.shape == other.data.train_x.shape
+        and torch.equal(one.data.train_x, other.data.train_x)
+    )
+
+
 def test_excerpts_are_clean_samples_of_two_data_sets():
     tasks = [find_task("subsets", rng_seed=rng_seed) for rng_seed in range(60)]
     hosts = [task.draw(0).traits for task in tasks]
@@ -77,7 +100,7 @@ def test_every_transformer_has_a_slot_that_a_seed_can_grow_beside():
         assert len(shapes) >= 2
 
 
-@EVERY
+@EVERY_OF_ONE_KIND
 def test_splits_share_neither_architectures_nor_difficulties(name):
     widths, cells, depths = {}, {}, {}
     for split in SPLITS:
@@ -123,7 +146,7 @@ def test_tasks_travel_to_other_processes():
 
 
 def test_families_are_found_by_name():
-    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits", "broad"]
+    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits", "broad", "combined"]
     assert find_task("mlp", split="validation", rng_seed=4).name == "mlp-validation-4"
     assert find_task("spirals-mlp", split="validation", rng_seed=4).name == "spirals-mlp"
     with pytest.raises(ValueError, match="task has no choice 'digit'; did you mean digits"):
