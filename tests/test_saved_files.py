@@ -80,7 +80,7 @@ def test_a_growing_model():
     optimizer.step()
     assert growth.step().index == 4
     assert [decision.index for decision in growth.decisions] == [4], "the first four are not in the file"
-    assert [row["epoch"] for row in growth.history()] == [5]
+    assert [row["host_epoch"] for row in growth.history()] == [5]
 
 
 def test_a_growing_model_of_format_2():

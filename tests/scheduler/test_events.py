@@ -164,7 +164,7 @@ def test_history_is_a_table_of_plain_values():
     scheduler.step(0.5, train_loss=0.125)
     rows = scheduler.history()
     assert rows[0] == {
-        "epoch": 1, "f1": 0.5, "auc": 0.5, "train_loss": pytest.approx(math.nan, nan_ok=True), "parameters": 198,
+        "host_epoch": 1, "f1": 0.5, "auc": 0.5, "train_loss": pytest.approx(math.nan, nan_ok=True), "parameters": 198,
         "evaluations": 1, "verdict": "", "changes": "0: mlp dormant -> blending",
         "action": "germinate slot=0 blueprint=mlp style=linear-add tempo=3 alpha_target=1.0",
     }  # fmt: skip
@@ -190,13 +190,13 @@ def test_history_prints_as_a_table():
     assert str(scheduler.history()) == "no decisions yet"
     grow(scheduler, 5)
     lines = str(scheduler.history()).splitlines()
-    assert lines[0].split()[:4] == ["epoch", "f1", "auc", "parameters"]
+    assert lines[0].split()[:4] == ["host_epoch", "f1", "auc", "parameters"]
     assert any("0: mlp holding -> fossilized" in line for line in lines)
 
 
 def test_a_metric_may_be_named_like_a_column():
-    rows = GrowthHistory([Decision(index=4, metrics={"epoch": 2.5, "f1": 0.5}, metric="f1")])
-    assert (rows[0]["epoch"], rows[0]["epoch_metric"]) == (5, 2.5)
+    rows = GrowthHistory([Decision(index=4, metrics={"host_epoch": 2.5, "f1": 0.5}, metric="f1")])
+    assert (rows[0]["host_epoch"], rows[0]["host_epoch_metric"]) == (5, 2.5)
 
 
 # Plot.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 160
 """Columns of text that a printed table may take."""
-_OWN_COLUMNS = ("epoch", "parameters", "evaluations", "action", "changes", "verdict")  # a metric may have such a name
+_OWN_COLUMNS = ("host_epoch", "parameters", "evaluations", "action", "changes", "verdict")  # a metric may have such a name
 
 
 class GrowthHistory(list[dict[str, Any]]):
@@ -44,8 +44,8 @@ class GrowthHistory(list[dict[str, Any]]):
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ImportError("history().to_pandas() needs pandas: pip install 'simic-rl[pandas]'") from None
-        frame = pandas.DataFrame(list(self), columns=list(self[0]) if self else ["epoch"])
-        return frame.set_index("epoch")
+        frame = pandas.DataFrame(list(self), columns=list(self[0]) if self else ["host_epoch"])
+        return frame.set_index("host_epoch")
 
     def __repr__(self) -> str:
         if not self:
@@ -77,7 +77,7 @@ def _row(decision: Decision, metrics: list[str]) -> dict[str, Any]:
     changes = (f"{c.slot}: {c.blueprint} {c.old} -> {c.new}" for c in decision.changes)
     columns = {f"{name}_metric" if name in _OWN_COLUMNS else name: name for name in metrics}
     return {
-        "epoch": decision.host_epoch,
+        "host_epoch": decision.host_epoch,
         **{column: decision.metrics.get(name, math.nan) for column, name in columns.items()},
         "parameters": decision.parameters,
         "evaluations": decision.evaluations,
