@@ -186,11 +186,17 @@ PRESETS: dict[str, Preset] = {
         RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_ppo()),
     ),
     "pretrained": Preset(
-        "Hosts of all families; about 20 minutes on a CPU core.",
-        RunConfig(task="combined", updates=96, num_groups=4, group_size=32, ppo=_ppo()),
+        "First stage of the controller that ships with simic; about 6 minutes on a CPU core.",
+        RunConfig(
+            task="mixed", updates=80, num_groups=4, group_size=32, ppo=_ppo(), reward=RewardConfig(compute_weight=1.0)
+        ),
+    ),
+    "combined": Preset(
+        "Its second stage, on hosts of all families (with --init); about 10 minutes on a CPU core.",
+        RunConfig(task="combined", updates=48, num_groups=4, group_size=32, ppo=_ppo()),
     ),
     "finetune": Preset(
-        "Its second stage, which learns to avoid needless operations (with --init); about 5 minutes on 2 CPU cores.",
+        "Learns to avoid needless operations (with --init); about 2 minutes on a CPU core.",
         RunConfig(
             task="mixed",
             updates=24,

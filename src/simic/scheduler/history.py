@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 160
 """Columns of text that a printed table may take."""
-_OWN_COLUMNS = ("host_epoch", "parameters", "evaluations", "action", "changes", "verdict")  # a metric may have such a name
+_OWN_COLUMNS = (
+    "host_epoch",
+    "parameters",
+    "evaluations",
+    "action",
+    "changes",
+    "verdict",
+)  # a metric may have such a name
 
 
 class GrowthHistory(list[dict[str, Any]]):
