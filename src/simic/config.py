@@ -182,7 +182,7 @@ PRESETS: dict[str, Preset] = {
         RunConfig(updates=20, num_groups=4, group_size=32, num_tasks=16, compare=8, ppo=_ppo(2e-3, ppo_epochs=5)),
     ),
     "standard": Preset(
-        "About 45 minutes on 2 CPU cores.",
+        "About 10 minutes on 2 CPU cores.",
         RunConfig(updates=240, num_groups=4, group_size=32, compare=16, ppo=_ppo()),
     ),
     "pretrained": Preset(
