@@ -69,7 +69,7 @@ def preset(name: str = DEFAULT_PRESET) -> RunConfig:
     """The settings of a preset; change them with `dataclasses.replace`.
 
     Args:
-        name: quick, standard, pretrained, combined, finetune, broad or research; `simic presets` tells what they are for.
+        name: quick, standard, pretrained, combined, finetune, broad or research; `simic presets` tells their purpose.
 
     Returns:
         A frozen `RunConfig`.

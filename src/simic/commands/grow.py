@@ -7,7 +7,7 @@ from pathlib import Path
 
 from simic import pretrained
 from simic.commands.flags import PLUGIN
-from simic.control.registry import CONTROLLERS
+from simic.control.registry import CONTROLLERS, DEFAULT_CONTROLLER
 from simic.lifecycle.stages import Incubation, LifecycleConfig
 from simic.registry import nearest, nearest_entry
 from simic.settings import check_choice
@@ -21,7 +21,7 @@ class GrowCommand:
 
     task: str = DEFAULT_TASK
     """A task, or `module:function`, where the function returns a `simic.Task` with your model and data."""
-    controller: str = "heuristic"
+    controller: str = DEFAULT_CONTROLLER
     """A controller by name, or the path of a run, a controller or a plan."""
     incubation: Incubation = LifecycleConfig.incubation
     """How a seed learns before it is blended in."""

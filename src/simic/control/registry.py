@@ -26,6 +26,8 @@ class ControllerEntry(NamedTuple):
 
 
 CONTROLLERS: Registry[ControllerEntry] = Registry("controller")
+DEFAULT_CONTROLLER = "heuristic"
+"""Who grows a model where nothing else is named."""
 
 
 def controller(name: str, *, description: str = "") -> Callable[[Maker], Maker]:

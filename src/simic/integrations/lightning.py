@@ -29,6 +29,7 @@ except ImportError as error:
     ) from error
 
 from simic.control.baselines import Controller
+from simic.control.registry import DEFAULT_CONTROLLER
 from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.model import GrowableModel
@@ -84,7 +85,7 @@ class GrowthCallback(Callback):
     def __init__(
         self,
         slots: Any = None,
-        controller: str | Controller = "heuristic",
+        controller: str | Controller = DEFAULT_CONTROLLER,
         *,
         module: str | None = None,
         example_input: ExampleInput | None = None,

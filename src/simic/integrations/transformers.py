@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 
 from simic.control.baselines import Controller
-from simic.control.registry import make_controller
+from simic.control.registry import DEFAULT_CONTROLLER, make_controller
 from simic.growth.data_parallel import link_ddp
 from simic.growth.example import ExampleInput
 from simic.growth.export import LiveSeeds
@@ -49,7 +49,7 @@ _STATE = "growth"
 def attach(
     trainer: Trainer,
     slots: Slots = "auto",
-    controller: str | Controller = "heuristic",
+    controller: str | Controller = DEFAULT_CONTROLLER,
     *,
     example_input: ExampleInput | None = None,
     rng_seed: int | None = None,

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from simic.control.baselines import Controller, Stateful, WaitController
 from simic.control.facts import FIGURES, HISTORY, Facts
 from simic.control.governor import GovernorConfig, Verdict
-from simic.control.registry import make_controller
+from simic.control.registry import DEFAULT_CONTROLLER, make_controller
 from simic.growth.model import GrowableModel
 from simic.lifecycle.actions import HEADS, Action
 from simic.lifecycle.slots import SlotState
@@ -91,7 +91,7 @@ class GrowthScheduler:
         self,
         model: GrowableModel | nn.Module,
         optimizer: Optimizer,
-        controller: str | Controller = "heuristic",
+        controller: str | Controller = DEFAULT_CONTROLLER,
         lr_schedulers: LRScheduler | Sequence[LRScheduler] = (),
         *,
         evaluate: Evaluate | None = None,

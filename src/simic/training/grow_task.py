@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from simic.control.baselines import Controller
-from simic.control.registry import make_controller
+from simic.control.registry import DEFAULT_CONTROLLER, make_controller
 from simic.growth.export import export_plain
 from simic.growth.isolation import preserved_rng
 from simic.growth.model import GrowableModel
@@ -66,7 +66,7 @@ class Grown:
 
 def grow(
     task: str | Task,
-    controller: str | Controller = "heuristic",
+    controller: str | Controller = DEFAULT_CONTROLLER,
     *,
     host_epochs: int | None = None,
     rng_seed: int = 0,
