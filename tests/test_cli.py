@@ -278,7 +278,9 @@ def test_help_has_no_none_and_lists_choices_in_their_order(capsys, command):
         assert f"--{name} " not in said or f"--{name} {{{','.join(choices)}}}" in said
     if command == "train":
         assert all(f"--{name} {{" in said for name in CHOICES)
-        assert "One of mlp, cnn, mixed, subsets, sequences, digits, broad, combined," in " ".join(said.split())
+        assert "One of mlp, cnn, mixed, subsets, sequences, digits, broad, bottlenecks, combined," in " ".join(
+            said.split()
+        )
 
 
 def test_help_of_train_is_short_and_help_all_is_complete(capsys):

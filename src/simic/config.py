@@ -192,11 +192,11 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "combined": Preset(
-        "Its second stage, on hosts of all families (with --init); about 10 minutes on a CPU core.",
+        "Hosts of all families (with --init); about 10 minutes on a CPU core.",
         RunConfig(task="combined", updates=48, num_groups=4, group_size=32, ppo=_ppo()),
     ),
     "finetune": Preset(
-        "Learns to avoid needless operations (with --init); about 2 minutes on a CPU core.",
+        "Its second stage, which learns to avoid needless operations (with --init); about 2 minutes on a CPU core.",
         RunConfig(
             task="mixed",
             updates=24,

@@ -12,7 +12,7 @@ from simic.tasks.families import MLP, Ranges, TaskFamily
 from simic.tasks.registry import FAMILIES, SPLITS, find_task
 from simic.tasks.task import Task
 
-DIFFICULTY = ("problem", "turns", "hidden", "extent", "classes", "distance", "modulus", "lag")
+DIFFICULTY = ("problem", "turns", "hidden", "extent", "classes", "distance", "modulus", "lag", "frequency")
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 # In combined, transformers of one split are as wide as other networks of another; its families are tested instead.
 EVERY_OF_ONE_KIND = pytest.mark.parametrize("name", [name for name in FAMILIES if name != "combined"])
@@ -66,12 +66,12 @@ def test_mixed_draws_what_mlp_and_cnn_draw():
 
 
 def test_combined_draws_what_its_families_draw():
-    names = ("mlp", "cnn", "subsets", "sequences", "broad")
+    names = ("mlp", "cnn", "subsets", "sequences", "broad", "bottlenecks")
     drawn = Counter(
         next(name for name in names if same_task(find_task("combined", rng_seed=seed), find_task(name, rng_seed=seed)))
         for seed in range(120)
     )
-    assert drawn["mlp"] == pytest.approx(60, abs=15)
+    assert drawn["mlp"] == pytest.approx(48, abs=15)
     assert all(3 <= drawn[name] <= 30 for name in names[1:])
 
 
@@ -146,7 +146,17 @@ def test_tasks_travel_to_other_processes():
 
 
 def test_families_are_found_by_name():
-    assert list(FAMILIES) == ["mlp", "cnn", "mixed", "subsets", "sequences", "digits", "broad", "combined"]
+    assert list(FAMILIES) == [
+        "mlp",
+        "cnn",
+        "mixed",
+        "subsets",
+        "sequences",
+        "digits",
+        "broad",
+        "bottlenecks",
+        "combined",
+    ]
     assert find_task("mlp", split="validation", rng_seed=4).name == "mlp-validation-4"
     assert find_task("spirals-mlp", split="validation", rng_seed=4).name == "spirals-mlp"
     with pytest.raises(ValueError, match="task has no choice 'digit'; did you mean digits"):
