@@ -21,21 +21,17 @@ PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint const
 train: $(STAMP) ## train a controller (preset quick) and compare it with simple rules
 	$(BIN)/simic train
 
-# What ships in src/simic/pretrained, from nothing: the best of four policies by the rule of docs/experiments.md, and the
-# plan and the scale that are found with as many host trainings as one of them. Stopped, it goes on where it was.
-POLICIES := $(foreach number,1 2 3 4,p$(number)=runs/combined-$(number))
-ENSEMBLE := ensemble=runs/combined.safetensors
-pretrained: $(STAMP) ## train again what ships in src/simic/pretrained (two hours)
+# What ships in src/simic/pretrained, from nothing: the controller, and the plan and scale found with as many host trainings.
+# A good plan for convolutional hosts is recorded; then the policy imitates the plan there and itself everywhere else.
+pretrained: $(STAMP) ## train again what ships in src/simic/pretrained (hours)
 	$(BIN)/simic train --preset pretrained --rng-seed 2 --out runs/pretrained --resume auto
-	for number in 1 2 3 4; do $(BIN)/simic train --preset combined --rng-seed $$number --out runs/combined-$$number \
-	  --init runs/pretrained/controller.safetensors --resume auto || exit 1; done
-	$(BIN)/simic ensemble runs/combined-1 runs/combined-2 runs/combined-3 runs/combined-4 --out runs/combined.safetensors
-	$(BIN)/simic evaluate --controllers wait heuristic plan pretrained $(POLICIES) $(ENSEMBLE) --tasks combined:validation \
-	  --num-tasks 48 --rng-seeds 8 --out evaluations/choice
-	$(BIN)/python benchmarks/choose.py evaluations/choice --policies $(POLICIES) --ensemble $(ENSEMBLE) \
-	  --out src/simic/pretrained/controller.safetensors
-	$(BIN)/simic plan --tasks combined:train --budget 32768 --out src/simic/pretrained/plan.json
-	$(BIN)/simic plan --tasks combined:train --kind scale --budget 32768 --out src/simic/pretrained/scale.json
+	$(BIN)/simic train --preset finetune --rng-seed 102 --init runs/pretrained/controller.safetensors --out runs/finetune --resume auto
+	rm -rf runs/conv_plan runs/taught
+	$(BIN)/simic train --preset finetune --algorithm imitation --task subsets --updates 4 --rng-seed 0 --episodes src/simic/pretrained/conv_plan.json --record --out runs/conv_plan
+	$(BIN)/simic train --preset finetune --algorithm imitation --task mixed --updates 8 --rng-seed 202 --init runs/finetune/controller.safetensors --episodes runs/finetune/controller.safetensors runs/conv_plan --out runs/taught
+	$(BIN)/simic plan --budget 28160 --out src/simic/pretrained/plan.json
+	$(BIN)/simic plan --kind scale --budget 28160 --out src/simic/pretrained/scale.json
+	cp runs/taught/controller.safetensors src/simic/pretrained/controller.safetensors
 
 test: $(STAMP) ## fast tests
 	$(BIN)/pytest -n auto
