@@ -1,4 +1,4 @@
-"""Family broad: hosts of many kinds, sizes and ways of training, a curriculum for controllers that should work anywhere.
+"""Family broad: hosts of many kinds, sizes and ways of training, for controllers that should work anywhere.
 
 MLPs of up to twelve slots on generated problems, real tables and numbers to predict; convolutions in one and two
 dimensions, with norms of samples or of batches; small transformers. Training differs in length and in what is known
