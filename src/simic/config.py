@@ -192,7 +192,7 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "combined": Preset(
-        "Hosts of all families (with --init); about 10 minutes on a CPU core.",
+        "Hosts of six families (with --init); about a quarter of an hour on a CPU core.",
         RunConfig(task="combined", updates=48, num_groups=4, group_size=32, ppo=_ppo()),
     ),
     "finetune": Preset(

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 160
 """Columns of text that a printed table may take."""
-_OWN_COLUMNS = (
-    "host_epoch",
-    "parameters",
-    "evaluations",
-    "action",
-    "changes",
-    "verdict",
-)  # a metric may have such a name
+_OWN_COLUMNS = ("host_epoch", "parameters", "evaluations", "action", "changes", "verdict")
+"""A metric of such a name gets another one."""
 
 
 class GrowthHistory(list[dict[str, Any]]):

@@ -27,7 +27,7 @@ class CombinedFamily:
         return self.families[rng.choice(len(self.families), p=self.shares)].draw(rng_seed, split)
 
 
-# More than half of the tasks are small MLPs, which cost a fifth of what the others cost.
+# More than half of the tasks are small MLPs, which are cheap to train.
 COMBINED = CombinedFamily(
     families=(MLP, CNN, SUBSETS, SEQUENCES, BROAD, BOTTLENECKS), shares=(0.4, 0.15, 0.1, 0.1, 0.1, 0.15)
 )
